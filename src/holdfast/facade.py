@@ -76,7 +76,7 @@ class Store:
         *,
         budget_bytes: int = DEFAULT_BUDGET_BYTES,
         types: Sequence[type] = (),
-        options: Mapping[str, bool] | None = None,
+        options: Mapping[str, Any] | None = None,
         store_id: str = "",
     ) -> None:
         """Open the repository in any object store. With `store_id`, refuse to change a store that has another id."""
@@ -585,12 +585,13 @@ class Store:
         return open_named(self.repository, name, self._types) if isinstance(name, str) else name
 
 
-def make_store(url: str, budget_bytes: int, types: Sequence[type], options: dict[str, bool], store_id: str) -> Store:
+def make_store(url: str, budget_bytes: int, types: Sequence[type], options: dict[str, Any], store_id: str) -> Store:
     """Return the store at a path or URL; writes nothing."""
     return Store(
         _open_objects(url, options), budget_bytes=budget_bytes, types=types, options=options, store_id=store_id
     )
 
 
-def _open_objects(url: str, options: Mapping[str, bool]) -> ObjectStore:
-    return open_store(url, **{name: options.get(name, False) for name in ("read_only", "single_writer")})
+def _open_objects(url: str, options: Mapping[str, Any]) -> ObjectStore:
+    names = ("read_only", "single_writer", "storage_options")
+    return open_store(url, **{name: options[name] for name in names if name in options})

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from holdfast.facade import Store, make_store
+from holdfast.objects.storage_options import StorageOptions
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES
 
 
@@ -19,6 +21,7 @@ def open(
     environment: bool = True,
     change_hints: bool = False,
     create: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Store:
     """Open the store at a path or URL. Opening writes nothing; the first save creates the store if there is none.
 
@@ -26,18 +29,24 @@ def open(
     one, every change raises StoreGone.
 
     Args:
-        url: a path, `file://...`, or `memory://` for a store that exists only while it is open.
+        url: a path, `file://...`, `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, or `memory://`
+            for a store that exists only while it is open.
         read_only: refuse to write.
         budget_bytes: memory that a save or load may use for buffers, besides the tensors themselves. Bookkeeping for
             each tensor (name, spec, digests) comes on top: about 0.6 KB on save, 0.3 KB on load.
-        single_writer: accept a filesystem where only one writer at a time is safe.
+        single_writer: accept a filesystem or server where only one writer at a time is safe.
         types: enums, dataclasses, named tuples and tensor classes that trees may contain.
         environment: record host and versions with each snapshot.
         change_hints: skip BLAKE3 for bytes that have not changed since this handle last saved them, according to
             XXH3-128 with a secret seed. Much faster if little changes. Not safe against an attacker inside this
             process.
         create: let the first save create the store if there is none; False raises NotAStore here instead.
+        storage_options: settings of obstore for a store in the cloud, such as `endpoint`, `region` or
+            `access_key_id`. Without them, credentials come from the environment, an AWS profile or the machine. No
+            secret of them is stored, logged or pickled: another process that gets this store finds its own.
     """
-    options = {"read_only": read_only, "single_writer": single_writer}
+    options: dict[str, Any] = {"read_only": read_only, "single_writer": single_writer}
     options |= {"environment": environment, "change_hints": change_hints, "create": create}
+    if storage_options is not None:
+        options["storage_options"] = StorageOptions(storage_options)
     return make_store(os.fspath(url), budget_bytes, tuple(types), options, "")

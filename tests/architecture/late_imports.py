@@ -39,6 +39,11 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
         "tqdm": "optional, and imported only for a bar that the caller asked for",
         "rich": "takes as long as all other imports together; only a bar that the caller asked for needs it",
     },
+    "objects/cloud/credentials.py": {
+        "boto3": "optional, and takes 130 ms to import; only AWS profiles need it",
+        "botocore": "comes with boto3",
+        "obstore.auth": "imports boto3",
+    },
     "objects/url.py": {"holdfast.objects.cloud": "obstore takes 50 ms to import; only URLs of buckets need it"},
     "facade.py": {
         "holdfast.capture": _STORE,

@@ -41,7 +41,7 @@ FACE_LOADS: Final = {"holdfast.moved"}
 # beside them that have no line of their own. Names on one line stay apart, but "*" is one room.
 ROOMS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "objects": (
-        ("blocks", "thread_pool"),
+        ("blocks", "storage_options", "thread_pool"),
         ("protocol",),
         ("listing", "settle", "memory", "together"),
         ("local", "cloud"),
@@ -103,7 +103,7 @@ HOME_OF_MODULE: Final[dict[str, set[str]]] = {
 # Names whose use, however they are spelled (`os.environ`, `from os import environ`), has few homes or none.
 HOME_OF_NAME: Final[dict[str, set[str]]] = {
     # The secret that compiled graphs are signed with must not stand in a script.
-    "environ": {"cli/main.py", "compile_cache/artifacts/trust.py"},
+    "environ": {"cli/main.py", "compile_cache/artifacts/trust.py", "objects/cloud/credentials.py"},
     "environb": {"cli/main.py"},
     "getenv": {"cli/main.py"},
     "getenvb": {"cli/main.py"},

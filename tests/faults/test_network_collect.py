@@ -14,7 +14,7 @@ from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import LEASES, MARKS, PACKS, lease_stem, new_lease_id
 from holdfast.repo.names.generations import create_generation
 from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
-from holdfast.repo.upkeep.collect import NETWORK_GRACE_S, Rules, collect
+from holdfast.repo.upkeep.collect import STALE_LISTING_S, Rules, collect
 from tests.faults.hooked_store import HookedStore, once
 from tests.faults.scenario import Content, check_store, random_bytes, read_content, save_content
 from tests.faults.unsynced import UnsyncedFiles
@@ -72,7 +72,7 @@ def test_nobody_is_alone_on_a_network_and_the_grace_is_waited_for(store: Clocked
     assert outcome.deleted == 0
     assert outcome.pending_marks == 1
     assert "grace" in outcome.waiting_for[0]
-    clock.advance(NETWORK_GRACE_S - 5.0)
+    clock.advance(STALE_LISTING_S - 5.0)
     assert collect(store, Rules(min_age_s=0.0)).deleted == 0
     clock.advance(6.0)
     assert collect(store, Rules(min_age_s=0.0)).deleted == 2
@@ -95,7 +95,7 @@ def test_who_waits_sweeps_when_the_grace_is_over(store: ClockedStore, clock: Vir
         clock.advance(10.0)
 
     assert collect(store, Rules(min_age_s=0.0, wait_s=600.0, sleep=sleep)).deleted == 2
-    assert 10.0 * len(waited) >= NETWORK_GRACE_S
+    assert 10.0 * len(waited) >= STALE_LISTING_S
 
 
 def test_two_collectors_on_a_network_wait_for_the_same_save_and_take_nothing_from_it(
@@ -110,13 +110,13 @@ def test_two_collectors_on_a_network_wait_for_the_same_save_and_take_nothing_fro
             assert outcome.deleted == 0
             assert "under way" in outcome.waiting_for[0]
         # The grace is over, but the save is not.
-        clock.advance(NETWORK_GRACE_S + 1.0)
+        clock.advance(STALE_LISTING_S + 1.0)
         assert collect(store, first).deleted == 0
 
     # The save has chosen to rely on what is dead, and then both collectors mark it.
     hooked = HookedStore(store, before=once("create", "manifests/", collect_both))
     save_content(hooked, "later", CONTENT)
-    clock.advance(NETWORK_GRACE_S + 1.0)
+    clock.advance(STALE_LISTING_S + 1.0)
     collect(store, first)
     collect(store, second)
     assert read_content(store, read_snapshot(store, "later")) == CONTENT

@@ -35,7 +35,7 @@ def root(tmp_path: Path) -> str:
     """
     place = str(tmp_path / "store")
     store = LocalStore(place)
-    if store.traits.network:
+    if store.traits.shared_by_hosts:
         pytest.skip("the temporary directory is not on a local filesystem: nobody is ever alone")
     save_content(store, "gone", DEAD)
     save_content(store, "kept", KEPT)

@@ -69,7 +69,7 @@ class TestContract(StoreContract):
 
     def test_a_version_is_stable_and_the_same_in_listings(self, store: ObjectStore) -> None:
         """On FUSE and NFS the times of a new file may be shown as they were some seconds ago: wait until they stay."""
-        if not store.traits.network:
+        if not store.traits.shared_by_hosts:
             super().test_a_version_is_stable_and_the_same_in_listings(store)
             return
         store.create("packs/one", b"first")
@@ -134,7 +134,7 @@ def test_large_entries_come_back_whole_and_are_collected(tmp_path: Path) -> None
     save_content(store, "small", FIRST)
     delete_snapshot(store, "large")
     collected = collect(store, NOW)
-    if not store.traits.network:
+    if not store.traits.shared_by_hosts:
         assert collected.freed_bytes > 30 << 20
     assert holds(read_state(store), "small", FIRST)
     assert find_problems(store) == []

@@ -16,8 +16,10 @@ from typing import Any, Final, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape, unescape
 
-Fault = Literal["lose reply", "lose request", "503 before", "503 after", "409", "403", "bad signature"]
-"""What the server does wrong: "lose reply" and "503 after" carry the request out first."""
+Fault = (
+    Literal["lose reply", "lose request", "503 before", "503 after", "409", "403", "bad signature"] | tuple[int, str]
+)
+"""What the server does wrong: "lose reply" and "503 after" carry the request out first; a status and code refuse it."""
 
 BUCKET: Final = "bucket"
 _PAGE: Final = 1000
@@ -31,6 +33,8 @@ class Request:
     key: str
     """The key, or the prefix of a listing."""
     kind: Literal["GET", "HEAD", "PUT", "DELETE", "LIST"]
+    authorization: str = ""
+    """The header that names the key of the client."""
 
 
 @dataclass(slots=True)
@@ -58,6 +62,8 @@ class S3Server:
     """How far the clock of the server is ahead."""
     ignores_conditions: bool = False
     """Whether a conditional put overwrites, as on servers that do not know the header."""
+    order: Callable[[str], Any] = str
+    """The sort key of listings; S3 itself lists keys in the order of their bytes."""
     endpoint: str = ""
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -119,7 +125,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "POST" and "delete" in query:  # many deletes in one request
             key = unescape(re.findall(r"<Key>([^<]*)</Key>", body.decode())[0])
         kind: Any = "LIST" if is_list else self.command.replace("POST", "DELETE")
-        request = Request(self.command, query.get("prefix", "") if is_list else key, kind)
+        named = query.get("prefix", "") if is_list else key
+        request = Request(self.command, named, kind, self.headers.get("Authorization") or "")
         with state.lock:
             state.requests.append(request)
             fault = state.fault_of(request)
@@ -129,6 +136,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._fail(404, "NoSuchBucket")
         elif fault == "lose request":
             self._hang_up()
+        elif isinstance(fault, tuple):
+            self._fail(*fault)
         elif fault in _REFUSALS:
             self._fail(*_REFUSALS[fault])
         else:
@@ -148,7 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
         state = self.server_state
         found = state.objects.get(key)
         if kind == "LIST":
-            return 200, {"Content-Type": "application/xml"}, _list(state.objects, query)
+            return 200, {"Content-Type": "application/xml"}, _list(state, query)
         if kind == "PUT":
             if self.headers.get("If-None-Match") == "*" and found and not state.ignores_conditions:
                 return 412, {}, _error("PreconditionFailed")
@@ -204,11 +213,12 @@ def _error(code: str) -> bytes:
     return f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>m</Message></Error>".encode()
 
 
-def _list(objects: dict[str, Stored], query: dict[str, str]) -> bytes:
+def _list(state: S3Server, query: dict[str, str]) -> bytes:
+    objects = state.objects
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
     after = query.get("continuation-token") or query.get("start-after", "")
     rows: dict[str, str] = {}
-    for key in sorted(objects):
+    for key in sorted(objects, key=state.order):
         if not key.startswith(prefix) or key <= after:
             continue
         head, slash, _ = key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")

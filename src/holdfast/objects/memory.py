@@ -16,7 +16,12 @@ from holdfast.errors import Corrupt, NotFound, ObjectExists, ReadOnlyStore, Stor
 from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, StoreTraits, verify_key, verify_prefix
 
 _TRAITS: Final = StoreTraits(
-    exclusive_create=True, durable=False, network=False, replace_if_match=True, delete_if_match=True
+    exclusive_create=True,
+    durable=False,
+    shared_by_hosts=False,
+    stale_listings=False,
+    replace_if_match=True,
+    delete_if_match=True,
 )
 
 

@@ -64,8 +64,10 @@ class StoreTraits:
     """`create` always refuses a key that exists. If False, only one writer at a time is safe."""
     durable: bool
     """Objects that were created with `durable` survive a power loss."""
-    network: bool
-    """Other hosts may use the store, so their clocks and caches matter."""
+    shared_by_hosts: bool
+    """Other hosts may write to the store; no lock of this host excludes them."""
+    stale_listings: bool
+    """A listing may miss objects that another host has created a short time ago, because this host caches it."""
     replace_if_match: bool = False
     delete_if_match: bool = False
     upload_bytes: int | None = None
@@ -163,8 +165,8 @@ class ObjectStore(Protocol):
     def list(self, prefix: str, *, after: str = "", limit: int = PAGE_LIMIT) -> list[ObjectInfo]:
         """Return one page: the first `limit` objects, ordered by key, whose key starts with `prefix` and is > `after`.
 
-        A page shorter than `limit` is the last. Objects present during the whole call MUST be in it;
-        those created or deleted during the call may be.
+        `after` may be any text, and need not be a valid key. A page shorter than `limit` is the last. Objects present
+        during the whole call MUST be in it; those created or deleted during the call may be.
         """
 
     def delete(self, key: str) -> None:
@@ -215,6 +217,14 @@ class PlacedStore(Protocol):
 
     def is_bare(self) -> bool:
         """Return whether the store's directory exists and is empty; it may be an unmounted mount point."""
+
+
+@runtime_checkable
+class SkewedStore(Protocol):
+    """Optional: a store whose objects get their times from another clock than this host's."""
+
+    def learn_clock(self) -> None:
+        """Find the difference between the two clocks, unless it is known, so that `clock` returns the store's time."""
 
 
 @runtime_checkable

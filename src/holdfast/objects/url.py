@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
-from holdfast.errors import BadName
+from holdfast.errors import BadName, StoreError
 from holdfast.objects.local.files import PosixFiles
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore
@@ -43,11 +44,18 @@ def verify_path(text: str) -> str:
     return text
 
 
-def open_store(url: str, *, read_only: bool = False, single_writer: bool = False) -> ObjectStore:
+def open_store(
+    url: str,
+    *,
+    read_only: bool = False,
+    single_writer: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> ObjectStore:
     """Open the object store at a path or URL, without I/O; raises BadName, StoreError.
 
-    A path or `file://` is a directory. `memory://` is a new, empty, private store. Any other text that looks like a URL
-    is refused. With `single_writer`, a filesystem that cannot create exclusively is accepted.
+    A path or `file://` is a directory. `s3://`, `gs://` and `az://` are buckets, for which `storage_options` are
+    settings of obstore. `memory://` is a new, empty, private store. Any other text that looks like a URL is refused.
+    With `single_writer`, a filesystem or server that cannot create exclusively is accepted.
     """
     if not url or "\0" in url:
         raise BadName(f"{url[:80]!r} is not a path of a store; give a path, as in ./ckpts")
@@ -56,12 +64,14 @@ def open_store(url: str, *, read_only: bool = False, single_writer: bool = False
     rest = url[found.end() :] if found else url
     if not found and is_url(url):
         raise BadName(f"{url}: a URL begins with a scheme and two slashes; a directory of that name is ./{url}")
+    if storage_options and scheme not in _CLOUD:
+        raise BadName(f"storage_options are for s3://, gs:// and az://, and not for {url}; leave them out")
     if scheme == "memory":
         return MemoryStore(clock=_SystemClock(), read_only=read_only)
     if scheme in _CLOUD:
-        return _open_cloud(url, read_only=read_only, single_writer=single_writer)
+        return _open_cloud(url, storage_options, read_only=read_only, single_writer=single_writer)
     if scheme not in ("", "file"):
-        raise BadName(f"{url}: the scheme {scheme!r} is not supported; use a path, file:// or memory://")
+        raise BadName(f"{url}: the scheme {scheme!r} is not supported; use a path, s3://, gs://, az:// or memory://")
     path = _decode_file_url(url, rest) if scheme else rest
     return LocalStore(path, read_only=read_only, single_writer=single_writer)
 
@@ -106,8 +116,12 @@ def holds_config(directory: str) -> bool:
         return False
 
 
-def _open_cloud(url: str, *, read_only: bool, single_writer: bool) -> ObjectStore:
-    from holdfast.objects.cloud.cloud_store import CloudStore
+def _open_cloud(url: str, options: Mapping[str, Any] | None, *, read_only: bool, single_writer: bool) -> ObjectStore:
     from holdfast.objects.cloud.place import parse_place
 
-    return CloudStore(parse_place(url), read_only=read_only, single_writer=single_writer)
+    place = parse_place(url)
+    try:
+        from holdfast.objects.cloud.cloud_store import CloudStore
+    except ImportError as error:
+        raise StoreError(f"{url} needs the package obstore: install it with `pip install obstore` ({error})") from error
+    return CloudStore(place, read_only=read_only, single_writer=single_writer, options=options)

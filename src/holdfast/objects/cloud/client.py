@@ -1,24 +1,33 @@
-"""Makes obstore's client for a place: credentials from the usual sources, bounded retries."""
+"""Makes obstore's clients for a place: credentials from the usual sources, time limits, bounded retries."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from holdfast.errors import BadName, StoreError
+from holdfast.objects.cloud.credentials import find_provider
 from holdfast.objects.cloud.place import CloudPlace
+from holdfast.objects.storage_options import StorageOptions
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
 
+Load = Literal["small", "large"]
+"""How much a request moves: a record or a listing, or a large part of a pack."""
+
+LARGE_BYTES: Final = 1 << 20
+"""From this size on a request is large."""
 RETRY_TIMEOUT_S: Final = 60.0
-TIMEOUT_S: Final = 300.0
-"""For one request: time enough for a pack over a slow line."""
+"""No request is repeated later than this after it began."""
+TIMEOUTS_S: Final[dict[Load, float]] = {"small": 30.0, "large": 300.0}
+"""How long one attempt may take; a pack of 64 MiB within 300 s is 1.8 Mbit/s."""
+_CONNECT_TIMEOUT_S: Final = 10.0
 _MAX_RETRIES: Final = 8
 _KINDS: Final[dict[str, Any]] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
 
@@ -45,44 +54,63 @@ _RUNTIME: Final = _RuntimeUser()
 
 
 class ClientOwner:
-    """Makes the client of a store when it is first used."""
+    """Makes the clients of a store when they are first used."""
 
-    def __init__(self, place: CloudPlace, options: Mapping[str, Any]) -> None:
+    def __init__(self, place: CloudPlace, options: StorageOptions) -> None:
         self._place = place
-        self._options = dict(options)
+        self.options = options
         self._lock = threading.Lock()
-        self._client: Client | None = None
+        self._clients: dict[Load, Client] = {}
 
-    def find(self) -> Client:
-        """Return the client; raises StoreError in a child that was forked after a client was used."""
+    def find(self, load: Load = "small") -> Client:
+        """Return the client for requests of a size; raises StoreError in a child of a process that used one."""
         _RUNTIME.verify_process(self._place)
         with self._lock:
-            if self._client is None:
-                self._client = make_client(self._place, self._options)
-            return self._client
+            if load not in self._clients:
+                self._clients[load] = make_client(self._place, self.options, timeout_s=TIMEOUTS_S[load])
+            return self._clients[load]
 
     def __repr__(self) -> str:
-        """Describe it without its options, which may contain secrets."""
-        return f"ClientOwner({self._place})"
+        """Show the place and the names of the options."""
+        return f"ClientOwner({self._place}, {self.options!r})"
 
     def __reduce__(self) -> Any:
-        """Refuse to be pickled with secrets: another process takes credentials from its own environment."""
-        return ClientOwner, (self._place, {})
+        """Pickle the place and the options without secrets: another process has its own credentials."""
+        return ClientOwner, (self._place, self.options)
 
 
-def make_client(place: CloudPlace, options: Mapping[str, Any]) -> Client:
-    """Return a client; `options` are obstore's own settings, such as `endpoint` or `access_key_id`."""
+def make_client(
+    place: CloudPlace, options: StorageOptions, *, timeout_s: float, headers: dict[str, str] | None = None
+) -> Client:
+    """Return a client; raises BadName for options that obstore does not have."""
     own = dict(options)
-    # A user who gives an endpoint with http:// means it; obstore reads the endpoint from the environment by itself.
-    client_options = {"timeout": timedelta(seconds=TIMEOUT_S), "allow_http": True, **own.pop("client_options", {})}
+    client_options: dict[str, Any] = {
+        "timeout": timedelta(seconds=timeout_s),
+        "connect_timeout": timedelta(seconds=_CONNECT_TIMEOUT_S),
+        # A user who gives an endpoint with http:// means it; obstore reads the endpoint from the environment by itself.
+        "allow_http": True,
+        **own.pop("client_options", {}),
+    }
+    if headers:
+        client_options["default_headers"] = {**client_options.get("default_headers", {}), **headers}
     retry = {"max_retries": _MAX_RETRIES, "retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S)}
     retry |= own.pop("retry_config", {})
     if place.scheme == "s3":
         own.setdefault("checksum_algorithm", "SHA256")
+        own["credential_provider"] = find_provider(own) or own.pop("credential_provider", None)
+        own.pop("profile", None)
     try:
         client: Client = _KINDS[place.scheme](
             place.bucket, prefix=place.prefix or None, client_options=client_options, retry_config=retry, **own
         )
-    except Exception as error:
-        raise BadName(f"storage_options of {place} are refused: {str(error).splitlines()[0][:200]}") from error
+    except (exceptions.BaseError, TypeError, ValueError) as error:
+        # Not chained: a text of obstore may quote a secret.
+        raise BadName(f"storage_options of {place} are refused: {_explain(error, options)}") from None
     return client
+
+
+def _explain(error: Exception, options: StorageOptions) -> str:
+    text = (str(error).splitlines() or [""])[0][:200]
+    for secret in options.find_secrets():
+        text = text.replace(secret, "***") if secret else text
+    return text

@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, TypeVar
+from uuid import uuid4
 
 import obstore
 from obstore import exceptions
 from typing_extensions import Self
 
 from holdfast.digest import Buffer
-from holdfast.errors import Corrupt, Fate, NotFound, ObjectExists, ReadOnlyStore, StoreError
-from holdfast.objects.cloud.client import ClientOwner
-from holdfast.objects.cloud.failures import find_cause, translate
+from holdfast.errors import Corrupt, NotFound, ObjectExists, ReadOnlyStore, StoreError
+from holdfast.objects.cloud.client import LARGE_BYTES, ClientOwner, Load
+from holdfast.objects.cloud.failures import Attempt, CloudAction, find_cause, translate
 from holdfast.objects.cloud.place import CloudPlace
+from holdfast.objects.cloud.server_clock import ServerClock
+from holdfast.objects.listing import is_key
 from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, StoreTraits, verify_key, verify_prefix
+from holdfast.objects.storage_options import StorageOptions
 
 Result = TypeVar("Result")
 PACK_BYTES: Final = 64 << 20
 REQUESTS_AT_ONCE: Final = 64
+_SCRATCH: Final = ".scratch"
+"""Below this are objects for tests of the server. No key begins with a dot, so no listing contains them."""
 _TRAITS: Final = StoreTraits(
-    exclusive_create=True, durable=True, network=True, upload_bytes=PACK_BYTES, requests_at_once=REQUESTS_AT_ONCE
+    exclusive_create=True,
+    durable=True,
+    shared_by_hosts=True,
+    stale_listings=False,
+    upload_bytes=PACK_BYTES,
+    requests_at_once=REQUESTS_AT_ONCE,
 )
+_log: Final = logging.getLogger(__name__)
 
 
 class CloudStore:
-    """Keeps objects below a prefix of a bucket."""
+    """Keeps objects below a prefix of a bucket. A pickle of it has no secrets."""
 
     def __init__(
         self,
@@ -41,10 +55,15 @@ class CloudStore:
         self._place = place
         self._read_only = read_only
         self._single_writer = single_writer
-        self._is_proven = False
-        self._owner = ClientOwner(place, options or {})
-        self._created: tuple[str, float] | None = None
-        self._skew_s = 0.0
+        # None until the first object was created twice: then whether the server refused the second.
+        self._is_exclusive: bool | None = None
+        given = options if isinstance(options, StorageOptions) else StorageOptions(options)
+        self._owner = ClientOwner(place, given)
+        self._clock = ServerClock()
+
+    def __repr__(self) -> str:
+        """Show the URL."""
+        return f"<CloudStore {self.url}>"
 
     @property
     def url(self) -> str:
@@ -53,8 +72,8 @@ class CloudStore:
 
     @property
     def traits(self) -> StoreTraits:
-        """Properties of this store."""
-        return _TRAITS
+        """Properties of this store; whether creates are exclusive is tested by the first one."""
+        return replace(_TRAITS, exclusive_create=self._is_exclusive is not False)
 
     def prepare(self, prefixes: Sequence[str]) -> None:
         """Do nothing: a bucket has no directories."""
@@ -106,14 +125,14 @@ class CloudStore:
         """Return every object whose key starts with `prefix`, ordered by key."""
         verify_prefix(prefix)
         folder = prefix.rpartition("/")[0]
-        found = self._ask("list", prefix, lambda: self._read_listing(folder))
-        return sorted((info for info in found if info.key.startswith(prefix)), key=lambda info: info.key)
+        # No order is promised for objects of different directories, and other programs may have put some there.
+        found = (info for info in self._list_folder(folder) if info.key.startswith(prefix) and is_key(info.key))
+        return sorted(found, key=lambda info: info.key)
 
     def delete(self, key: str) -> None:
         """Delete `key` if it is there."""
         self._verify_writable(key)
-        with suppress(NotFound):
-            self._ask("delete", key, lambda: obstore.delete(self._owner.find(), key))
+        self._delete(key)
 
     @contextmanager
     def hold(self, *, exclusive: bool) -> Iterator[bool]:
@@ -121,21 +140,36 @@ class CloudStore:
         yield not exclusive
 
     def remove_debris(self, *, older_than_s: float) -> int:
-        """Return 0: a put that failed leaves nothing behind."""
-        return 0
+        """Remove scratch objects of tests that were interrupted; a put that failed leaves nothing behind."""
+        oldest_s = self.clock() - older_than_s
+        left = [info.key for info in self._list_folder(_SCRATCH) if info.modified_s <= oldest_s]
+        for key in left:
+            self._delete(key)
+        return len(left)
 
     def stat(self, key: str) -> ObjectInfo:
         """Return size, time and version of `key`."""
-        verify_key(key)
-        return _describe(self._ask("read", key, lambda: obstore.head(self._owner.find(), key)))
+        return self._stat(verify_key(key))
 
     def clock(self) -> float:
-        """Return the time of the server: this host's, corrected by the time of the last object that was created."""
-        created, self._created = self._created, None
-        if created:
-            with suppress(NotFound):
-                self._skew_s = self.stat(created[0]).modified_s - created[1]
-        return time.time() + self._skew_s
+        """Return the time of the server, as far as objects that this handle has created have shown it."""
+        return self._clock.now()
+
+    def learn_clock(self) -> None:
+        """Compare the clocks with a scratch object, unless that was done in the last ten minutes."""
+        if not self._read_only and not self._clock.is_known:
+            with self.scratch(b"") as key:
+                self._stat(key)
+
+    @contextmanager
+    def scratch(self, data: bytes) -> Iterator[str]:
+        """Create an object that no listing contains, yield its key, and delete it at the end."""
+        key = f"{_SCRATCH}/{uuid4().hex}"
+        self._put_once(key, memoryview(data))
+        try:
+            yield key
+        finally:
+            self._delete(key)
 
     def find_free_bytes(self) -> int | None:
         """Return None: a bucket has no limit."""
@@ -149,29 +183,51 @@ class CloudStore:
             )
 
     def _put(self, key: str, data: memoryview) -> None:
-        began = time.time()
+        if self._single_writer and not self._is_exclusive:
+            self._verify_absent(key)
         self._put_once(key, data)
-        self._created = (key, began)
-        if not self._is_proven and not self._single_writer:
-            self._verify_exclusive(key, data)
+        if self._is_exclusive is None and data.nbytes < LARGE_BYTES:
+            self._test_exclusive(key, data)
 
     def _put_once(self, key: str, data: memoryview) -> None:
-        client = self._owner.find()
+        client, began_s = self._owner.find(_weigh(data.nbytes)), time.time()
         self._ask("create", key, lambda: obstore.put(client, key, data, mode="create", use_multipart=False))
+        self._clock.note_created(key, began_s=began_s)
 
-    def _verify_exclusive(self, key: str, data: memoryview) -> None:
+    def _verify_absent(self, key: str) -> None:
+        """Raise ObjectExists for a key in use; all that can be done on a server that ignores conditions."""
+        with suppress(NotFound):
+            self._stat(key)
+            raise ObjectExists(f"{key} is already in {self.url}", key=key)
+
+    def _test_exclusive(self, key: str, data: memoryview) -> None:
         """Create the same object again: a server that accepts this would let two writers overwrite each other."""
         try:
             self._put_once(key, data)
         except ObjectExists:
-            self._is_proven = True
+            self._is_exclusive = True
             return
-        self.delete(key)
+        if self._single_writer:
+            self._is_exclusive = False
+            _log.warning(
+                "%s ignores the condition that an object must not exist yet: only one writer is safe", self.url
+            )
+            return
+        self._delete(key)
         raise StoreError(
             f"the server of {self.url} ignores the condition that an object must not exist yet, so two writers could"
             " overwrite each other; pass single_writer=True if there is only one",
             key=key,
         )
+
+    def _stat(self, key: str) -> ObjectInfo:
+        info = _describe(self._ask("read", key, lambda: obstore.head(self._owner.find(), key)))
+        self._clock.note_seen([info])
+        return info
+
+    def _delete(self, key: str) -> None:
+        with suppress(NotFound):
+            self._ask("delete", key, lambda: obstore.delete(self._owner.find(), key))
 
     def _read_whole(self, key: str, limit_bytes: int) -> bytes:
         found = obstore.get(self._owner.find(), key)
@@ -181,16 +237,23 @@ class CloudStore:
         return bytes(found.bytes())
 
     def _read_range(self, key: str, start: int, size_bytes: int) -> memoryview:
+        client = self._owner.find(_weigh(size_bytes))
         try:
-            return memoryview(obstore.get_range(self._owner.find(), key, start=start, length=size_bytes))
+            return memoryview(obstore.get_range(client, key, start=start, length=size_bytes))
         except exceptions.BaseError as error:
             if find_cause(error) == "range":
-                raise Corrupt(f"{key} ends before byte {start + size_bytes}", key=key) from error
+                raise Corrupt(f"{key} ends before byte {start + size_bytes}", key=key) from None
             raise
+
+    def _list_folder(self, folder: str) -> Sequence[ObjectInfo]:
+        """Return all objects below a folder, in any order."""
+        return self._ask("list", folder, lambda: self._read_listing(folder))
 
     def _read_listing(self, folder: str) -> Sequence[ObjectInfo]:
         pages = obstore.list(self._owner.find(), prefix=folder or None)
-        return [_describe(meta) for page in pages for meta in page]
+        found = [_describe(meta) for page in pages for meta in page]
+        self._clock.note_seen(found)
+        return found
 
     def _walk(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
         """Yield the objects below one directory in the order of their keys, with one request for each directory."""
@@ -198,8 +261,10 @@ class CloudStore:
             "list", folder, lambda: obstore.list_with_delimiter(self._owner.find(), prefix=folder or None)
         )
         objects = {meta["path"]: _describe(meta) for meta in found["objects"]}
+        self._clock.note_seen(objects.values())
         folders = {path.rstrip("/") + "/" for path in found["common_prefixes"]}
-        for name in sorted(objects.keys() | folders):
+        # Other programs may have put objects there whose names are no keys.
+        for name in sorted(name for name in objects.keys() | folders if is_key(name.rstrip("/"))):
             if name in objects:
                 if name.startswith(prefix) and name > after:
                     yield objects[name]
@@ -207,16 +272,16 @@ class CloudStore:
             elif (name.startswith(prefix) or prefix.startswith(name)) and name[:-1] + "0" > after:
                 yield from self._walk(name[:-1], prefix, after)
 
-    def _ask(self, action: str, key: str, request: Callable[[], Result]) -> Result:
+    def _ask(self, action: CloudAction, key: str, request: Callable[[], Result]) -> Result:
+        """Make one request; raises Holdfast's error for one of obstore."""
         began = time.monotonic()
-        fate: Fate = "unknown" if action == "create" else "absent"
         try:
             return request()
         except (exceptions.BaseError, FileNotFoundError) as error:
-            if isinstance(error, StoreError | NotFound):
-                raise
-            seconds = time.monotonic() - began
-            raise translate(error, action=action, key=key, url=self.url, seconds=seconds, fate=fate) from error
+            seconds, withheld = time.monotonic() - began, self._owner.options.withheld
+            failure = translate(error, Attempt(action, key, self.url, seconds, withheld))
+        # Not chained: the text of obstore may have a signature in it.
+        raise failure
 
 
 class CloudUpload:
@@ -264,3 +329,7 @@ def _describe(meta: Any) -> ObjectInfo:
         modified_s=meta["last_modified"].timestamp(),
         version=meta["e_tag"] or meta["version"] or "",
     )
+
+
+def _weigh(size_bytes: int) -> Load:
+    return "large" if size_bytes >= LARGE_BYTES else "small"

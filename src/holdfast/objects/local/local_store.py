@@ -95,7 +95,9 @@ class LocalStore:
         return StoreTraits(
             exclusive_create=exclusive,
             durable=filesystem_type not in _VOLATILE_TYPES,
-            network=self.is_network,
+            shared_by_hosts=self.is_network,
+            # The clients of network filesystems cache directories.
+            stale_listings=self.is_network,
         )
 
     @property
@@ -225,7 +227,7 @@ class LocalStore:
     @contextmanager
     def hold(self, *, exclusive: bool) -> Iterator[bool]:
         """Lock the lock file. It proves nothing about other hosts, so network filesystems have no exclusive lock."""
-        if exclusive and self.traits.network:
+        if exclusive and self.traits.shared_by_hosts:
             yield False
             return
         with ExitStack() as stack:

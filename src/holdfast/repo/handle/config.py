@@ -115,7 +115,7 @@ def verify_empty(store: ObjectStore) -> None:
     """Raise NotAStore if there are objects without a config: a damaged store, or other files."""
     page = store.list("", limit=1)
     if page and page[0].key.startswith(CONFIG):
-        page = store.list("", after=CONFIG + "\x7f", limit=1)
+        page = store.list("", after=CONFIG + "~", limit=1)
     # Read the config again: a process that is creating the store writes the config before anything else.
     if page and read_config(store) is None:
         raise NotAStore(
@@ -163,7 +163,7 @@ def read_unknown_prefix(store: ObjectStore) -> str | None:
         prefix = page[0].key.partition("/")[0] + "/"
         if prefix not in PREFIXES:
             return page[0].key
-        after = prefix + "\x7f"
+        after = prefix + "~"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Final
 
 from holdfast.errors import Corrupt, NewerFormat, NotFound
 from holdfast.objects.listing import iter_objects, read_first_link
-from holdfast.objects.protocol import ObjectInfo, ObjectStore
+from holdfast.objects.protocol import ObjectInfo, ObjectStore, SkewedStore
 from holdfast.repo.format.layout import BAD, INDEX, MANIFESTS, MARKS, PACKS, generation_key, lease_stem, parse_file_key
 from holdfast.repo.handle.config import read_config, read_unknown_prefix
 from holdfast.repo.handle.index import drop_missing
@@ -32,8 +32,8 @@ from holdfast.repo.upkeep.sweep import (
 )
 from holdfast.texts import count, format_bytes
 
-NETWORK_GRACE_S: Final = 120.0
-"""On a network filesystem a listing may be stale for this long."""
+STALE_LISTING_S: Final = 120.0
+"""Where listings may be stale, as on a network filesystem, they are so for at most this long."""
 MIN_AGE_S: Final = 3600.0
 _POLL_S: Final = 0.05
 _UNLOCKED_AFTER_S: Final = 5.0
@@ -47,7 +47,7 @@ class Rules:
     min_age_s: float = MIN_AGE_S
     """Younger files are kept, unless it is certain that no process is writing."""
     grace_s: float = 0.0
-    """Time between mark and sweep; at least 120 s on a network filesystem."""
+    """Time between mark and sweep; at least 120 s where listings may be stale, as on a network filesystem."""
     expire_s: float = EXPIRE_S
     """A lease that was not renewed for so long is fenced."""
     wait_s: float = 0.0
@@ -169,6 +169,8 @@ class _Collection:
         self._swept: list[Mark] = []
 
     def run(self) -> Collected:
+        if isinstance(self._store, SkewedStore):
+            self._store.learn_clock()  # before any age is computed: a wrong clock would fence the leases of live saves
         is_exclusive = self._clear_if_exclusive()
         # Before the plan: the files of a dead save are kept as long as its lease seems live.
         self._fence_expired()
@@ -299,7 +301,7 @@ class _Collection:
         blockers = fence_stale_leases(self._store, waiting, expire_s=self._rules.expire_s)
         if blockers:
             return f"{len(blockers)} under way: {blockers[0].purpose or blockers[0].lease_id}"
-        grace_s = max(self._rules.grace_s, NETWORK_GRACE_S if self._store.traits.network else 0.0)
+        grace_s = max(self._rules.grace_s, STALE_LISTING_S if self._store.traits.stale_listings else 0.0)
         # A mark from the future comes from a clock that was ahead of ours. Then the time that we slept counts.
         left_s = grace_s - max(self._store.clock() - mark.published_s, slept_s)
         return f"{left_s:.0f} s of grace" if left_s > 0 else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from holdfast.objects.listing import iter_objects
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.settle import commit_settled, create_settled
 from holdfast.testing.store_contract import StoreContract
-from tests.kit.s3_server import Fault, Request, S3Server, serve_s3
+from tests.kit.s3_server import Fault, Request, S3Server, Stored, serve_s3
 from tests.unit.objects.cloud.servers import open_cloud
 
 
@@ -89,20 +90,6 @@ def test_an_upload_whose_reply_is_lost_is_committed(server: S3Server) -> None:
     assert store.read("packs/one", limit_bytes=3) == b"abc"
 
 
-def test_a_large_buffer_may_be_reused_before_the_commit(server: S3Server) -> None:
-    store = open_cloud(server)
-    buffer = bytearray(b"a" * (20 << 20))
-    with store.upload("packs/one") as upload:
-        upload.append(buffer)
-        buffer[:] = b"b" * len(buffer)
-        upload.append(buffer)
-        upload.commit()
-
-    data = store.read("packs/one", limit_bytes=1 << 30)
-
-    assert data == b"a" * len(buffer) + b"b" * len(buffer)
-
-
 def test_a_server_that_ignores_conditions_is_refused_and_left_empty(server: S3Server) -> None:
     server.ignores_conditions = True
 
@@ -112,13 +99,37 @@ def test_a_server_that_ignores_conditions_is_refused_and_left_empty(server: S3Se
     assert server.objects == {}
 
 
-def test_a_single_writer_may_use_a_server_that_ignores_conditions(server: S3Server) -> None:
+def test_a_single_writer_may_use_a_server_that_ignores_conditions_and_is_told(
+    server: S3Server, caplog: pytest.LogCaptureFixture
+) -> None:
     server.ignores_conditions = True
     store = open_cloud(server, single_writer=True)
 
     store.create("config/0", b"x")
 
     assert store.read("config/0", limit_bytes=1) == b"x"
+    assert not store.traits.exclusive_create
+    assert "only one writer is safe" in caplog.text
+
+
+def test_a_single_writer_overwrites_nothing_on_a_server_that_ignores_conditions(server: S3Server) -> None:
+    server.ignores_conditions = True
+    open_cloud(server, single_writer=True).create("snapshots/one", b"first")
+    store = open_cloud(server, single_writer=True)
+
+    for _ in range(2):
+        with pytest.raises(ObjectExists):
+            store.create("snapshots/one", b"second")
+
+    assert store.read("snapshots/one", limit_bytes=9) == b"first"
+
+
+def test_a_server_that_honours_conditions_is_exclusive_for_a_single_writer_too(server: S3Server) -> None:
+    store = open_cloud(server, single_writer=True)
+
+    store.create("config/0", b"x")
+
+    assert store.traits.exclusive_create
 
 
 def test_conditions_are_tested_once(server: S3Server) -> None:
@@ -131,22 +142,95 @@ def test_conditions_are_tested_once(server: S3Server) -> None:
     assert [request.kind for request in server.requests] == ["PUT"]
 
 
+def test_a_test_of_conditions_without_an_answer_proves_nothing(server: S3Server) -> None:
+    store = open_cloud(server)
+    puts: Iterator[Fault | None] = iter([None, "lose request", "lose request", "lose request"])
+    server.fault_of = lambda request: next(puts, None) if request.kind == "PUT" else None
+
+    create_settled(store, "leases/one", b"x")
+    server.ignores_conditions = True
+
+    with pytest.raises(StoreError, match="single_writer"):
+        store.create("leases/two", b"x")
+
+
 @pytest.mark.parametrize("skew_s", [-3600.0, 0.0, 7200.0])
-def test_the_clock_is_that_of_the_server(server: S3Server, skew_s: float) -> None:
+def test_the_clock_is_that_of_the_server_after_a_listing(server: S3Server, skew_s: float) -> None:
+    server.skew_s = skew_s
+    store = open_cloud(server)
+    store.create("leases/one", b"x")
+    server.requests.clear()
+
+    infos = store.list_all("leases/")
+
+    assert abs(store.clock() - infos[0].modified_s) < 30
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("skew_s", [-3600.0, 7200.0])
+def test_a_clock_can_be_learned_without_an_object_of_the_store(server: S3Server, skew_s: float) -> None:
     server.skew_s = skew_s
     store = open_cloud(server)
 
-    store.create("leases/one", b"x")
+    store.learn_clock()
+    store.learn_clock()
 
-    assert abs(store.clock() - store.stat("leases/one").modified_s) < 30
+    assert abs(store.clock() - time.time() - skew_s) < 30
+    assert [request.kind for request in server.requests] == ["PUT", "HEAD", "DELETE"]
+    assert server.objects == {}
 
 
-def test_a_clock_without_an_own_object_is_that_of_the_host(server: S3Server) -> None:
+def test_a_read_only_store_writes_nothing_to_learn_the_clock(server: S3Server) -> None:
+    store = open_cloud(server, read_only=True)
+
+    store.learn_clock()
+
+    assert server.requests == []
+    assert abs(store.clock() - time.time()) < 30
+
+
+def test_scratch_objects_are_in_no_listing_and_are_removed_when_they_are_old(server: S3Server) -> None:
     store = open_cloud(server)
-    store.create("leases/one", b"x")
-    store.delete("leases/one")
+    with store.scratch(b"x") as key:
+        left = server.objects[f"store/{key}"]
+    server.objects[f"store/{key}"] = left
 
-    assert store.clock() > 1_700_000_000
+    assert list(store.list("")) == list(store.list_all("")) == []
+    assert store.remove_debris(older_than_s=3600.0) == 0
+    assert store.remove_debris(older_than_s=-3600.0) == 1
+    assert server.objects == {}
+
+
+FOREIGN = ["store/A", "store/a b/c", "store/.hidden", "store/packs/Upper", "store/", "store/packs/.tmp"]
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_objects_of_other_programs_are_in_no_listing(server: S3Server, name: str) -> None:
+    store = open_cloud(server)
+    store.create("packs/one", b"1")
+    server.objects[name] = Stored(b"x", time.time())
+
+    assert [info.key for info in store.list("")] == ["packs/one"]
+    assert [info.key for info in store.list_all("")] == ["packs/one"]
+
+
+def test_an_object_that_cannot_be_listed_is_called_one_of_another_program(server: S3Server) -> None:
+    server.objects["store/packs//x"] = Stored(b"x", time.time())
+
+    with pytest.raises(StoreError, match=r"another program has put an object there.*packs//x"):
+        open_cloud(server).list_all("packs/")
+
+
+def test_listings_do_not_depend_on_the_order_of_the_server(server: S3Server) -> None:
+    keys = ["a-b", "a.b", "a/b", "a/b-c", "a/b.d", "a0", "b/a/a", "b/a-a"]
+    store = open_cloud(server, single_writer=True)
+    for key in keys:
+        store.create(key, b"")
+    # Directory by directory, as a server lists that keeps its objects in a tree.
+    server.order = lambda key: key.split("/")
+
+    assert [info.key for info in store.list_all("")] == sorted(keys)
+    assert [info.key for info in store.list("")] == sorted(keys)
 
 
 def test_a_whole_listing_takes_one_request_for_a_thousand_objects(server: S3Server) -> None:
@@ -200,13 +284,13 @@ def test_a_forked_child_is_refused_instead_of_hanging(server: S3Server) -> None:
 
 
 def test_a_pickled_store_has_no_secrets(server: S3Server) -> None:
-    store = open_cloud(server)
+    store = open_cloud(server, options={"secret_access_key": "hidden"})
 
     data = pickle.dumps(store)
 
-    assert b"secret" not in data
+    assert b"hidden" not in data
     assert pickle.loads(data).url == store.url
-    assert "secret" not in repr(vars(store))
+    assert "hidden" not in repr(vars(store))
 
 
 def test_many_threads_share_a_store(server: S3Server) -> None:

@@ -131,12 +131,12 @@ class OfType(PosixFiles):
     "kind", ["nfs", "nfs4", "cifs", "smb3", "ceph", "fuse.sshfs", "lustre", "gpfs", "9p", "new", ""]
 )
 def test_a_filesystem_that_may_be_shared_counts_as_a_network(tmp_path: Path, kind: str) -> None:
-    assert LocalStore(tmp_path, files=OfType(kind)).traits.network
+    assert LocalStore(tmp_path, files=OfType(kind)).traits.shared_by_hosts
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "tmpfs", "zfs", "overlay", "f2fs"])
 def test_a_filesystem_known_to_be_local_does_not(tmp_path: Path, kind: str) -> None:
-    assert not LocalStore(tmp_path, files=OfType(kind)).traits.network
+    assert not LocalStore(tmp_path, files=OfType(kind)).traits.shared_by_hosts
 
 
 def test_leftovers_of_a_killed_save_are_removed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -27,7 +28,7 @@ from holdfast.repo.names.generations import create_generation
 from holdfast.repo.names.leases import EXPIRE_S, Lease
 from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot
 from holdfast.repo.names.tags import delete_tag, set_tag
-from holdfast.repo.upkeep.collect import NETWORK_GRACE_S, Rules, collect, plan_collect
+from holdfast.repo.upkeep.collect import STALE_LISTING_S, Rules, collect, plan_collect
 from tests.kit.saving import (
     PACK_ID,
     Watched,
@@ -271,17 +272,31 @@ def test_grace_is_waited_for(repo: Repository, dead: set[str], clock: VirtualClo
 
 
 class OnNetwork(Watched):
-    """A store that other hosts reach."""
+    """A store that other hosts reach, and whose listings may be stale."""
+
+    stale_listings = True
 
     @property
     def traits(self) -> StoreTraits:
-        return StoreTraits(exclusive_create=True, durable=True, network=True)
+        return replace(self.inner.traits, shared_by_hosts=True, stale_listings=self.stale_listings)
 
 
-def test_over_a_network_there_is_always_some_grace(repo: Repository, dead: set[str], clock: VirtualClock) -> None:
+class InBucket(OnNetwork):
+    """A store that other hosts reach, and whose listings are never stale."""
+
+    stale_listings = False
+
+
+def test_where_listings_are_never_stale_there_is_no_grace(repo: Repository, dead: set[str]) -> None:
+    assert collect_now(InBucket(repo.store)).deleted == len(dead)
+
+
+def test_where_listings_may_be_stale_there_is_always_some_grace(
+    repo: Repository, dead: set[str], clock: VirtualClock
+) -> None:
     store = OnNetwork(repo.store)
-    assert collect_now(store).waiting_for == [f"{NETWORK_GRACE_S:.0f} s of grace"]
-    clock.advance(NETWORK_GRACE_S)
+    assert collect_now(store).waiting_for == [f"{STALE_LISTING_S:.0f} s of grace"]
+    clock.advance(STALE_LISTING_S)
     assert collect_now(store).deleted == len(dead)
 
 

@@ -24,7 +24,7 @@ from tests.kit.standing import LEASE_ID, data_keys, put_mark, show_lease
 def local(tmp_path: Path) -> Repository:
     """A directory with `a`, and what is left of `gone`."""
     store = LocalStore(str(tmp_path / "store"))
-    if store.traits.network:
+    if store.traits.shared_by_hosts:
         pytest.skip("the temporary directory is not on a local filesystem")
     repo = new_repo(store)
     save_bytes(repo, "a", {"x": noise(2000, 1)})
