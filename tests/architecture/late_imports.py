@@ -15,6 +15,7 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
     "cli/output.py": {"rich": "takes as long as all other imports together; only work of some length shows a bar"},
     "cli/verbs/cache.py": {"holdfast.compile_cache.key.system": "needs torch; only --other-systems uses it"},
     "cli/verbs/diff.py": {"holdfast.diff.values": "needs torch; only --values uses it"},
+    "cli/verbs/doctor.py": {"holdfast.objects.cloud": "needs obstore; only the check of a bucket uses it"},
     "cli/verbs/files.py": {"holdfast.trees.outline": "a snapshot of files has no tree"},
     "cli/verbs/formats.py": {
         "holdfast.formats": "needs torch, and `holdfast import --help` does not",

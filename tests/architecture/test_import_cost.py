@@ -13,9 +13,11 @@ import pytest
 from tests.architecture.sources import PACKAGE, ROOT
 
 LIGHT: Final = {
-    "holdfast": ("torch", "numpy", "rich"),
-    "holdfast.errors": ("torch", "numpy", "rich"),
-    "holdfast.cli.main": ("torch", "numpy", "rich"),
+    "holdfast": ("torch", "numpy", "rich", "obstore", "boto3"),
+    "holdfast.errors": ("torch", "numpy", "rich", "obstore", "boto3"),
+    "holdfast.cli.main": ("torch", "numpy", "rich", "obstore", "boto3"),
+    "holdfast.facade": ("torch", "numpy", "rich", "obstore", "boto3"),
+    "holdfast.cli.verbs.doctor": ("torch", "numpy", "rich", "obstore", "boto3"),
 }
 
 

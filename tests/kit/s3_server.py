@@ -6,6 +6,7 @@ import hashlib
 import re
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,9 +18,11 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape, unescape
 
 Fault = (
-    Literal["lose reply", "lose request", "503 before", "503 after", "409", "403", "bad signature"] | tuple[int, str]
+    Literal["lose reply", "lose request", "503 before", "503 after", "409", "403", "bad signature", "damage"]
+    | tuple[int, str]
 )
-"""What the server does wrong: "lose reply" and "503 after" carry the request out first; a status and code refuse it."""
+"""What the server does wrong: "lose reply" and "503 after" carry the request out first; a status and code refuse it;
+"damage" changes the bytes that it gets."""
 
 BUCKET: Final = "bucket"
 _PAGE: Final = 1000
@@ -62,6 +65,8 @@ class S3Server:
     """How far the clock of the server is ahead."""
     ignores_conditions: bool = False
     """Whether a conditional put overwrites, as on servers that do not know the header."""
+    ignores_checksums: bool = False
+    """Whether a put is accepted whose bytes do not fit their checksum."""
     order: Callable[[str], Any] = str
     """The sort key of listings; S3 itself lists keys in the order of their bytes."""
     endpoint: str = ""
@@ -130,6 +135,8 @@ class _Handler(BaseHTTPRequestHandler):
         with state.lock:
             state.requests.append(request)
             fault = state.fault_of(request)
+        if fault == "damage":
+            body = bytes([*body[:-1], body[-1] ^ 1])
         if state.latency_s:
             time.sleep(state.latency_s)
         if bucket != BUCKET:
@@ -159,6 +166,8 @@ class _Handler(BaseHTTPRequestHandler):
         if kind == "LIST":
             return 200, {"Content-Type": "application/xml"}, _list(state, query)
         if kind == "PUT":
+            if not state.ignores_checksums and not self._fits_checksums(body):
+                return 400, {}, _error("BadDigest")
             if self.headers.get("If-None-Match") == "*" and found and not state.ignores_conditions:
                 return 412, {}, _error("PreconditionFailed")
             state.objects[key] = Stored(body, time.time() + state.skew_s)
@@ -170,6 +179,14 @@ class _Handler(BaseHTTPRequestHandler):
         if found is None:
             return 404, {}, _error("NoSuchKey")
         return self._read(found)
+
+    def _fits_checksums(self, body: bytes) -> bool:
+        digests = {
+            "x-amz-checksum-sha256": hashlib.sha256(body),
+            "Content-MD5": hashlib.md5(body, usedforsecurity=False),
+        }
+        fits = {name: b64encode(digest.digest()).decode() for name, digest in digests.items()}
+        return all(self.headers.get(name, fits[name]) == fits[name] for name in fits)
 
     def _read(self, found: Stored) -> tuple[int, dict[str, str], bytes]:
         modified = datetime.fromtimestamp(found.modified_s, timezone.utc)

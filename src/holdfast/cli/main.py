@@ -69,6 +69,10 @@ def _choose_url(options: Namespace) -> str:
     """Return the URL of the store, or an empty text if the verb needs none with these options (`needs_store`)."""
     if options.verb == "init":
         return _choose_init_path(options)
+    if options.verb == "doctor" and options.place is not None:
+        if options.store is not None:
+            raise BadName(f"doctor: both {options.store!r} (-s) and {options.place!r} are given; give only one")
+        return _verify_not_memory(options.place)
     needs_store: Callable[[Namespace], bool] | None = vars(options).get("needs_store")
     return "" if needs_store and not needs_store(options) else _choose_store(options)
 
@@ -195,7 +199,8 @@ def build_parser(words: Collection[str] | None = None) -> ArgumentParser:
         "-s",
         "--store",
         metavar="STORE",
-        help="path of the store; else $HOLDFAST_STORE, else the nearest store at or above the current directory",
+        help="path or URL of the store; else $HOLDFAST_STORE, else the nearest store at or above the current directory."
+        " For s3://, gs:// and az://, credentials and endpoints come from the environment",
     )
     parser.add_argument(
         "--color",

@@ -75,6 +75,10 @@ class StorageOptions(Mapping[str, Any]):
         """Pickle the options that are no secrets."""
         return StorageOptions, (self.find_plain(), self._find_withheld())
 
+    def __deepcopy__(self, memo: object) -> StorageOptions:
+        """Return the same options: a copy within the process keeps the secrets."""
+        return self
+
     def find_plain(self) -> dict[str, Any]:
         """Return the options that are no secrets."""
         plain = {name: value for name, value in self._values.items() if _is_plain(name, value)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -43,6 +44,10 @@ def test_a_pickle_of_a_pickle_still_names_what_was_left_out() -> None:
     found = pickle.loads(pickle.dumps(StorageOptions(SECRETS)))
 
     assert pickle.loads(pickle.dumps(found)).withheld == tuple(sorted(SECRETS))
+
+
+def test_a_copy_within_the_process_has_all_options() -> None:
+    assert dict(deepcopy({"options": StorageOptions(SECRETS)})["options"]) == SECRETS
 
 
 def test_the_settings_of_the_client_are_pickled_without_headers_and_proxies() -> None:

@@ -1,11 +1,11 @@
-"""The verb `doctor`: checks a store and its filesystem, and gives a verdict on each fact."""
+"""The verb `doctor`: checks a store and its filesystem or server, and gives a verdict on each fact."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from holdfast.cli.lookup import verify_possible
 from holdfast.cli.output import SEVERITY_STYLES, Output, count, format_bytes
@@ -14,7 +14,7 @@ from holdfast.errors import Corrupt, NewerFormat
 from holdfast.objects.listing import iter_objects
 from holdfast.objects.local.probe import DirectoryFacts, locate_nearest_directory, probe_directory
 from holdfast.objects.protocol import ObjectStore
-from holdfast.objects.url import open_store
+from holdfast.objects.url import find_path, open_store
 from holdfast.repo.format.layout import CONFIG, INDEX, LEASES, MANIFESTS, PACKS
 from holdfast.repo.handle.config import FORMAT_MAJOR, FORMAT_MINOR, Config, read_config, read_unknown_prefix
 from holdfast.repo.names.marks import read_abandoned
@@ -23,12 +23,24 @@ from holdfast.repo.names.snapshots import DamagedName, iter_names
 from holdfast.repo.names.tags import iter_tags
 from holdfast.repo.upkeep.sweep import read_idle_marks
 
+if TYPE_CHECKING:
+    from holdfast.objects.cloud.probe import BucketFacts
+
 _SLOW_SYNC_MS: Final = 50.0
+_SLOW_REQUEST_MS: Final = 200.0
 _LOW_BYTES: Final = 1 << 30
 _NOT_TESTED: Final = (
     "not tested, because that needs a write: whether two writers can overwrite each other, how fast a write becomes"
     " durable, direct I/O, upper and lower case in names; `holdfast doctor --write` tests them with scratch files"
 )
+_BUCKET_NOT_TESTED: Final = (
+    "not tested, because that needs a write: whether two writers can overwrite each other, ranges, checksums, listings,"
+    " deletes and the clock of the server; `holdfast doctor --write` tests them with scratch objects"
+)
+
+
+_Ability = tuple[str, "bool | None", str, str, Literal["note", "warning", "error"]]
+"""A topic, whether the server has it, the sentences for yes and no, and the verdict for no."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,34 +57,35 @@ def declare_doctor(parser: ArgumentParser) -> None:
     more = (
         "Writes nothing without --write. Some facts need a test write: whether two\n"
         "writers can overwrite each other, how fast a write becomes durable, and whether\n"
-        "direct I/O works. Also checks a directory without a store. Exits with 1 if there\n"
+        "direct I/O works; in a bucket, also ranges, checksums, listings, deletes and the\n"
+        "clock of the server. Also checks a place without a store. Exits with 1 if there\n"
         "is a warning or an error."
     )
-    document(parser, more, examples=["holdfast doctor", "holdfast doctor --write"])
-    parser.add_argument("--write", action="store_true", help="test the filesystem with scratch files, and remove them")
+    document(parser, more, examples=["holdfast doctor", "holdfast doctor --write s3://bucket/ckpts"])
+    parser.add_argument("place", metavar="STORE", nargs="?", help="path or URL to check, instead of -s STORE")
+    parser.add_argument("--write", action="store_true", help="test with scratch files or objects, and remove them")
     add_json(parser)
     parser.set_defaults(run_verb=run_doctor)
 
 
 def run_doctor(options: Namespace, url: str, output: Output) -> int:
-    """Check a store, or a directory without one, and the filesystem; writes only with --write."""
+    """Check a store, or a place without one, and its filesystem or server; writes only with --write."""
     store = open_store(url, read_only=True)
     verify_possible(store)
-    directory = probe_directory(locate_nearest_directory(store.url), write=options.write)
+    if find_path(url) is None:
+        place, where = _probe_bucket(url, write=options.write)
+    else:
+        directory = probe_directory(locate_nearest_directory(store.url), write=options.write)
+        place, where = asdict(directory), list(_judge_directory(directory))
+    counts: dict[str, int] = {}
     if store.list("", limit=1):
         counts = _count_objects(store)
-        verdicts = [
-            *_judge_format(store),
-            *_judge_directory(directory),
-            *_judge_counts(counts),
-            *_judge_collection(store),
-        ]
+        verdicts = [*_judge_format(store), *where, *_judge_counts(counts), *_judge_collection(store)]
     else:
-        counts = {}
-        verdicts = [_judge_absence(store, directory), *_judge_directory(directory)]
+        verdicts = [_judge_absence(store, place.get("path", store.url)), *where]
     if options.json:
         described = [asdict(verdict) for verdict in verdicts]
-        output.json({"store": store.url, "verdicts": described, "place": asdict(directory), "counts": counts})
+        output.json({"store": store.url, "verdicts": described, "place": place, "counts": counts})
     else:
         output.line(f"store {store.url}")
         for verdict in verdicts:
@@ -80,12 +93,8 @@ def run_doctor(options: Namespace, url: str, output: Output) -> int:
     return 1 if {verdict.verdict for verdict in verdicts} & {"warning", "error"} else 0
 
 
-def _judge_absence(store: ObjectStore, directory: DirectoryFacts) -> DoctorFinding:
-    where = (
-        ""
-        if directory.path == store.url
-        else f"; the following is about {directory.path}, the nearest existing directory"
-    )
+def _judge_absence(store: ObjectStore, path: str) -> DoctorFinding:
+    where = "" if path == store.url else f"; the following is about {path}, the nearest existing directory"
     text = f"there is no store here yet; `holdfast -s {store.url} init` or the first save creates it{where}"
     return DoctorFinding("warning", "format", text)
 
@@ -230,3 +239,74 @@ def _judge_counts(counts: dict[str, int]) -> Iterator[DoctorFinding]:
     if counts["lease_records"]:
         text = f"{count(counts['lease_records'], 'lease record')}: saves under way, or left by saves that were killed"
         yield DoctorFinding("note", "leases", text)
+
+
+def _probe_bucket(url: str, *, write: bool) -> tuple[dict[str, Any], list[DoctorFinding]]:
+    """Return the facts about a bucket, and what they mean."""
+    from holdfast.objects.cloud.cloud_store import CloudStore
+    from holdfast.objects.cloud.probe import probe_bucket
+
+    store = open_store(url)
+    assert isinstance(store, CloudStore)
+    facts = probe_bucket(store, write=write)
+    return asdict(facts), list(_judge_bucket(facts))
+
+
+def _judge_bucket(facts: BucketFacts) -> Iterator[DoctorFinding]:
+    text = f"a small request takes {facts.request_ms:.1f} ms; a small save waits for about twelve, one after the other"
+    yield DoctorFinding("note" if facts.request_ms > _SLOW_REQUEST_MS else "ok", "latency", text)
+    if not facts.tried:
+        yield DoctorFinding("note", "untried", _BUCKET_NOT_TESTED)
+        return
+    if not facts.writable:
+        yield DoctorFinding("note", "writable", f"objects cannot be created, so only reading works: {facts.refusal}")
+        return
+    for topic, is_good, good, bad, verdict in _list_abilities(facts):
+        if is_good is None:
+            yield DoctorFinding("note", topic, f"could not be tested: {good}")
+        else:
+            yield DoctorFinding("ok" if is_good else verdict, topic, good if is_good else bad)
+    yield _judge_skew(facts.skew_s or 0.0)
+
+
+def _list_abilities(facts: BucketFacts) -> list[_Ability]:
+    return [
+        (
+            "exclusive",
+            facts.conditional_create,
+            "the server refuses to create what exists: two writers cannot overwrite each other",
+            "the server ignores the condition that an object must not exist yet: two writers could overwrite each"
+            " other. Use another server, or single_writer=True if there is only ever one",
+            "warning",
+        ),
+        (
+            "ranges",
+            facts.ranges,
+            "parts of objects can be read",
+            "parts of objects cannot be read: no load works",
+            "error",
+        ),
+        (
+            "checksum",
+            facts.checksums,
+            "the server refuses bytes that do not fit their checksum",
+            "the server does not verify checksums: damage on the way is found when the bytes are read",
+            "note",
+        ),
+        (
+            "listing",
+            facts.listed,
+            "an object is listed as soon as it was created",
+            "an object is not listed as soon as it was created: saves and collections are not safe here",
+            "error",
+        ),
+        ("delete", facts.deletable, "objects can be deleted", "objects cannot be deleted: gc frees nothing", "warning"),
+    ]
+
+
+def _judge_skew(skew_s: float) -> DoctorFinding:
+    if not skew_s:
+        return DoctorFinding("ok", "clock", "the clocks of the server and of this host agree")
+    ahead = "ahead of" if skew_s > 0 else "behind"
+    text = f"the clock of the server is {abs(skew_s):.0f} s {ahead} this host's; collections allow for it"
+    return DoctorFinding("note", "clock", text)

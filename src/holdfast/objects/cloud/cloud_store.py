@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -28,6 +29,8 @@ from holdfast.objects.storage_options import StorageOptions
 Result = TypeVar("Result")
 PACK_BYTES: Final = 64 << 20
 REQUESTS_AT_ONCE: Final = 64
+_UPLOAD_TRIES: Final = 3
+_FIRST_PAUSE_S: Final = 0.1
 _SCRATCH: Final = ".scratch"
 """Below this are objects for tests of the server. No key begins with a dot, so no listing contains them."""
 _TRAITS: Final = StoreTraits(
@@ -52,13 +55,13 @@ class CloudStore:
         single_writer: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._place = place
+        self.place = place
         self._read_only = read_only
         self._single_writer = single_writer
         # None until the first object was created twice: then whether the server refused the second.
         self._is_exclusive: bool | None = None
         given = options if isinstance(options, StorageOptions) else StorageOptions(options)
-        self._owner = ClientOwner(place, given)
+        self.clients = ClientOwner(place, given)
         self._clock = ServerClock()
 
     def __repr__(self) -> str:
@@ -68,7 +71,7 @@ class CloudStore:
     @property
     def url(self) -> str:
         """The URL of the bucket and prefix."""
-        return str(self._place)
+        return str(self.place)
 
     @property
     def traits(self) -> StoreTraits:
@@ -92,7 +95,7 @@ class CloudStore:
     def upload(self, key: str) -> CloudUpload:
         """Begin an upload, which is kept in memory until it is committed."""
         self._verify_writable(key)
-        return CloudUpload(key, commit=self._put)
+        return CloudUpload(key, commit=self._put_again)
 
     def read(self, key: str, *, limit_bytes: int) -> bytes:
         """Return the whole object."""
@@ -142,7 +145,7 @@ class CloudStore:
     def remove_debris(self, *, older_than_s: float) -> int:
         """Remove scratch objects of tests that were interrupted; a put that failed leaves nothing behind."""
         oldest_s = self.clock() - older_than_s
-        left = [info.key for info in self._list_folder(_SCRATCH) if info.modified_s <= oldest_s]
+        left = [info.key for info in self.list_scratch() if info.modified_s <= oldest_s]
         for key in left:
             self._delete(key)
         return len(left)
@@ -158,18 +161,29 @@ class CloudStore:
     def learn_clock(self) -> None:
         """Compare the clocks with a scratch object, unless that was done in the last ten minutes."""
         if not self._read_only and not self._clock.is_known:
-            with self.scratch(b"") as key:
-                self._stat(key)
-
-    @contextmanager
-    def scratch(self, data: bytes) -> Iterator[str]:
-        """Create an object that no listing contains, yield its key, and delete it at the end."""
-        key = f"{_SCRATCH}/{uuid4().hex}"
-        self._put_once(key, memoryview(data))
-        try:
-            yield key
-        finally:
+            key = self.create_scratch(b"")
+            self._stat(key)
             self._delete(key)
+
+    @property
+    def skew_s(self) -> float:
+        """How far the clock of the server is ahead of this host's, as far as it is known."""
+        return self._clock.skew_s
+
+    def create_scratch(self, data: bytes) -> str:
+        """Create an object that is in no listing of the store, and return its key; the caller deletes it."""
+        key = f"{_SCRATCH}/{uuid4().hex}"
+        self.put_once(key, memoryview(data))
+        return key
+
+    def list_scratch(self) -> Sequence[ObjectInfo]:
+        """Return all scratch objects."""
+        return self._list_folder(_SCRATCH)
+
+    def delete_scratch(self, key: str) -> None:
+        """Delete a scratch object."""
+        assert key.startswith(f"{_SCRATCH}/")
+        self._delete(key)
 
     def find_free_bytes(self) -> int | None:
         """Return None: a bucket has no limit."""
@@ -182,28 +196,47 @@ class CloudStore:
                 f"cannot write {key}: {self.url} was opened read-only; open it without read_only=True", key=key
             )
 
+    def _put_again(self, key: str, data: memoryview) -> None:
+        """Create `key`, and again if that failed and nothing is there: the client repeats neither timeouts nor 409."""
+        for attempt in range(_UPLOAD_TRIES):
+            try:
+                self._put(key, data)
+                return
+            except StoreError as error:
+                is_last = attempt + 1 == _UPLOAD_TRIES
+                if is_last or isinstance(error, ObjectExists) or error.fate != "unknown" or self._exists(key):
+                    raise
+            time.sleep(random.uniform(0.0, _FIRST_PAUSE_S * 2**attempt))
+
     def _put(self, key: str, data: memoryview) -> None:
         if self._single_writer and not self._is_exclusive:
             self._verify_absent(key)
-        self._put_once(key, data)
+        self.put_once(key, data)
         if self._is_exclusive is None and data.nbytes < LARGE_BYTES:
             self._test_exclusive(key, data)
 
-    def _put_once(self, key: str, data: memoryview) -> None:
-        client, began_s = self._owner.find(_weigh(data.nbytes)), time.time()
+    def put_once(self, key: str, data: memoryview) -> None:
+        """Create an object with one request; verifies neither its key nor that the server honours conditions."""
+        client, began_s = self.clients.find(_weigh(data.nbytes)), time.time()
         self._ask("create", key, lambda: obstore.put(client, key, data, mode="create", use_multipart=False))
         self._clock.note_created(key, began_s=began_s)
 
     def _verify_absent(self, key: str) -> None:
         """Raise ObjectExists for a key in use; all that can be done on a server that ignores conditions."""
-        with suppress(NotFound):
-            self._stat(key)
+        if self._exists(key):
             raise ObjectExists(f"{key} is already in {self.url}", key=key)
+
+    def _exists(self, key: str) -> bool:
+        try:
+            self._stat(key)
+        except NotFound:
+            return False
+        return True
 
     def _test_exclusive(self, key: str, data: memoryview) -> None:
         """Create the same object again: a server that accepts this would let two writers overwrite each other."""
         try:
-            self._put_once(key, data)
+            self.put_once(key, data)
         except ObjectExists:
             self._is_exclusive = True
             return
@@ -221,23 +254,23 @@ class CloudStore:
         )
 
     def _stat(self, key: str) -> ObjectInfo:
-        info = _describe(self._ask("read", key, lambda: obstore.head(self._owner.find(), key)))
+        info = _describe(self._ask("read", key, lambda: obstore.head(self.clients.find(), key)))
         self._clock.note_seen([info])
         return info
 
     def _delete(self, key: str) -> None:
         with suppress(NotFound):
-            self._ask("delete", key, lambda: obstore.delete(self._owner.find(), key))
+            self._ask("delete", key, lambda: obstore.delete(self.clients.find(), key))
 
     def _read_whole(self, key: str, limit_bytes: int) -> bytes:
-        found = obstore.get(self._owner.find(), key)
+        found = obstore.get(self.clients.find(), key)
         size = found.meta["size"]
         if size > limit_bytes:
             raise Corrupt(f"{key} has {size} bytes, more than the limit of {limit_bytes}", key=key)
         return bytes(found.bytes())
 
     def _read_range(self, key: str, start: int, size_bytes: int) -> memoryview:
-        client = self._owner.find(_weigh(size_bytes))
+        client = self.clients.find(_weigh(size_bytes))
         try:
             return memoryview(obstore.get_range(client, key, start=start, length=size_bytes))
         except exceptions.BaseError as error:
@@ -250,7 +283,7 @@ class CloudStore:
         return self._ask("list", folder, lambda: self._read_listing(folder))
 
     def _read_listing(self, folder: str) -> Sequence[ObjectInfo]:
-        pages = obstore.list(self._owner.find(), prefix=folder or None)
+        pages = obstore.list(self.clients.find(), prefix=folder or None)
         found = [_describe(meta) for page in pages for meta in page]
         self._clock.note_seen(found)
         return found
@@ -258,7 +291,7 @@ class CloudStore:
     def _walk(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
         """Yield the objects below one directory in the order of their keys, with one request for each directory."""
         found = self._ask(
-            "list", folder, lambda: obstore.list_with_delimiter(self._owner.find(), prefix=folder or None)
+            "list", folder, lambda: obstore.list_with_delimiter(self.clients.find(), prefix=folder or None)
         )
         objects = {meta["path"]: _describe(meta) for meta in found["objects"]}
         self._clock.note_seen(objects.values())
@@ -278,7 +311,7 @@ class CloudStore:
         try:
             return request()
         except (exceptions.BaseError, FileNotFoundError) as error:
-            seconds, withheld = time.monotonic() - began, self._owner.options.withheld
+            seconds, withheld = time.monotonic() - began, self.clients.options.withheld
             failure = translate(error, Attempt(action, key, self.url, seconds, withheld))
         # Not chained: the text of obstore may have a signature in it.
         raise failure

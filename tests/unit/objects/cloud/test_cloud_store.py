@@ -191,11 +191,10 @@ def test_a_read_only_store_writes_nothing_to_learn_the_clock(server: S3Server) -
 
 def test_scratch_objects_are_in_no_listing_and_are_removed_when_they_are_old(server: S3Server) -> None:
     store = open_cloud(server)
-    with store.scratch(b"x") as key:
-        left = server.objects[f"store/{key}"]
-    server.objects[f"store/{key}"] = left
+    key = store.create_scratch(b"x")
 
     assert list(store.list("")) == list(store.list_all("")) == []
+    assert [info.key for info in store.list_scratch()] == [key]
     assert store.remove_debris(older_than_s=3600.0) == 0
     assert store.remove_debris(older_than_s=-3600.0) == 1
     assert server.objects == {}

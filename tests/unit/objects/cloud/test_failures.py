@@ -127,8 +127,8 @@ def test_an_error_names_the_options_that_another_process_did_not_send(server: S3
     store = pickle.loads(pickle.dumps(open_cloud(server)))
     server.fault_of = lambda request: "bad signature"
     # The credentials of this process, which are wrong.
-    store._owner = ClientOwner(
-        store._place, StorageOptions({**dict(store._owner.options), **server.options}, store._owner.options.withheld)
+    store.clients = ClientOwner(
+        store.place, StorageOptions({**dict(store.clients.options), **server.options}, store.clients.options.withheld)
     )
 
     with pytest.raises(StoreError, match="access_key_id, secret_access_key of storage_options are not sent"):

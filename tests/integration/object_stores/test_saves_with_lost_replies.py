@@ -1,0 +1,157 @@
+"""Whole saves to a server that loses replies, fails after it has written, or reports a conflict: nothing is guessed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import holdfast
+from holdfast.errors import HoldfastError, NameInUse, StoreError
+from holdfast.objects.cloud.cloud_store import CloudStore
+from tests.kit.s3_server import Fault, Request, S3Server
+from tests.unit.objects.cloud.servers import QUICK
+
+OLD = {"weight": torch.arange(2000.0), "step": 1}
+
+
+def make_new(number: int) -> dict[str, Any]:
+    """Return a state that the store has no chunks of."""
+    return {"weight": torch.arange(2000.0) + number + 1, "step": 2}
+
+
+NEW = make_new(0)
+
+
+def open_bucket(server: S3Server) -> holdfast.Store:
+    return holdfast.open("s3://bucket/ckpts", storage_options={**server.options, "retry_config": QUICK})
+
+
+def equals(loaded: Any, saved: dict[str, Any]) -> bool:
+    return bool(loaded["step"] == saved["step"] and torch.equal(loaded["weight"], saved["weight"]))
+
+
+def fail_put(server: S3Server, number: int, fault: Fault) -> list[Request]:
+    """Let the put with a number go wrong; return the puts that were made since."""
+    puts: list[Request] = []
+
+    def choose(request: Request) -> Fault | None:
+        if request.kind != "PUT":
+            return None
+        puts.append(request)
+        return fault if len(puts) == number + 1 else None
+
+    server.fault_of = choose
+    return puts
+
+
+@pytest.mark.parametrize("fault", ["lose reply", "lose request", "503 after", "503 before", "409"])
+def test_a_save_succeeds_whichever_put_goes_wrong(server: S3Server, fault: Fault) -> None:
+    """Each put of a save in turn: lease, pack, index, manifest, renewed lease, record, release."""
+    number = 0
+    while True:
+        store = open_bucket(server)
+        store.save("run", OLD, overwrite=True)
+        puts = fail_put(server, number, fault)
+
+        store.save("run", make_new(number), overwrite=True)
+
+        server.fault_of = lambda request: None
+        assert equals(open_bucket(server).load("run"), make_new(number))
+        if len(puts) <= number:
+            break
+        number += 1
+    assert number >= 7
+    assert [finding for finding in open_bucket(server).check() if finding.severity == "error"] == []
+
+
+@pytest.mark.parametrize("fault", ["lose reply", "503 after", "409"])
+def test_the_loser_of_a_race_is_told_so_even_if_replies_are_lost(
+    server: S3Server, fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = open_bucket(server), open_bucket(server)
+    original, commits = CloudStore.put_once, list[str]()
+
+    def put_once(self: CloudStore, key: str, data: memoryview) -> None:
+        if key.startswith("snapshots/") and not commits:
+            commits.append(key)  # ours; theirs comes first
+            theirs.save("run", OLD)
+            fail_put(server, 0, fault)
+        original(self, key, data)
+
+    monkeypatch.setattr(CloudStore, "put_once", put_once)
+
+    with pytest.raises(NameInUse):
+        ours.save("run", NEW)
+
+    server.fault_of = lambda request: None
+    assert equals(open_bucket(server).load("run"), OLD)
+
+
+@pytest.mark.parametrize("fault", ["403", "bad signature", "damage"])
+def test_a_put_that_is_refused_leaves_the_old_state_or_the_new_one(server: S3Server, fault: Fault) -> None:
+    outcomes: list[str] = []
+    while outcomes.count("saved") < 2:  # once without its index fragment, and once without a fault
+        store = open_bucket(server)
+        store.save("run", OLD, overwrite=True)
+        fail_put(server, len(outcomes), fault)
+
+        outcomes.append(try_save(store, make_new(len(outcomes))))
+
+        server.fault_of = lambda request: None
+        found = open_bucket(server).load("run")
+        is_new = equals(found, make_new(len(outcomes) - 1))
+        assert is_new or equals(found, OLD)
+        assert outcomes[-1] == "CommitUnknown" or is_new == (outcomes[-1] == "saved")
+    assert outcomes == [
+        "StoreError",
+        "StoreError",
+        "saved",
+        "StoreError",
+        "StoreError",
+        "StoreError",
+        "CommitUnknown",
+        "saved",
+    ]
+
+
+def try_save(store: holdfast.Store, state: dict[str, Any]) -> str:
+    """Save over the old state; return the name of the error, or "saved"."""
+    try:
+        store.save("run", state, overwrite=True)
+    except HoldfastError as error:
+        return type(error).__name__
+    return "saved"
+
+
+def test_bytes_that_are_damaged_on_the_way_are_never_stored(server: S3Server) -> None:
+    server.fault_of = lambda request: "damage" if "packs/" in request.key and request.kind == "PUT" else None
+
+    with pytest.raises(StoreError, match="changed on their way"):
+        open_bucket(server).save("run", OLD)
+
+    assert not any("packs/" in key for key in server.objects)
+
+
+def test_a_server_that_ignores_conditions_is_refused_by_the_first_save(server: S3Server) -> None:
+    server.ignores_conditions = True
+
+    with pytest.raises(StoreError, match=r"single_writer=True"):
+        open_bucket(server).save("run", OLD)
+
+    assert server.objects == {}
+
+
+def test_a_single_writer_may_save_to_a_server_that_ignores_conditions(server: S3Server) -> None:
+    server.ignores_conditions = True
+    options = {**server.options, "retry_config": QUICK}
+    store = holdfast.open("s3://bucket/ckpts", single_writer=True, storage_options=options)
+
+    store.save("run", OLD)
+    store.save("run", NEW, overwrite=True)
+    with pytest.raises(NameInUse):
+        store.save("run", OLD)
+
+    assert equals(store.load("run"), NEW)
+    assert not store.repository.store.traits.exclusive_create
