@@ -103,6 +103,7 @@ def test_compiled_graphs_of_a_bucket_must_be_signed(server: S3Server) -> None:
     assert read_artifact(repo, signed, trust=Trust(SECRET)).graph == b"graph"
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
 def test_dcp_saves_to_a_bucket(server: S3Server) -> None:
     store, loaded = open_bucket(server), {"w": torch.zeros(4)}
     save({"w": torch.ones(4)}, storage_writer=dcp.StorageWriter(store, "dcp/1"), **ALONE)

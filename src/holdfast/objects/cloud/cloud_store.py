@@ -254,7 +254,9 @@ class CloudStore:
         )
 
     def _stat(self, key: str) -> ObjectInfo:
-        info = _describe(self._ask("read", key, lambda: obstore.head(self.clients.find(), key)))
+        found = self._ask("read", key, lambda: obstore.head(self.clients.find(), key))
+        # obstore 0.11, the last for Python 3.10, returns the key with the prefix of the store here.
+        info = _describe({**found, "path": key})
         self._clock.note_seen([info])
         return info
 
