@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -11,6 +13,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from tests.docs.blocks import BlockFailed, iter_blocks, matches, run_page
+from tests.kit.s3_server import serve_s3
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SLOW: Final = (
@@ -30,6 +33,8 @@ NEEDS: Final = {
     "docs/how-to/use-with-torchft-and-vllm.md": ("torchft",),
 }
 """Pages that need a training framework: skipped without it. Warnings of the framework are its own matter."""
+IN_BUCKETS: Final = ("docs/how-to/use-object-stores.md",)
+"""Pages that use a bucket: a small S3 server on loopback, which the environment names."""
 PAGES: Final = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
 
 
@@ -52,8 +57,18 @@ def _mark(page: str) -> ParameterSet:
 
 
 @pytest.mark.parametrize("page", [_mark(page) for page in PAGES if (ROOT / page).is_file()])
-def test_page_does_what_it_shows(page: str, folder: Path) -> None:
-    run_page(page, (ROOT / page).read_text(encoding="utf-8"), folder)
+def test_page_does_what_it_shows(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with _serve_bucket(monkeypatch) if page in IN_BUCKETS else nullcontext():
+        run_page(page, (ROOT / page).read_text(encoding="utf-8"), folder)
+
+
+@contextmanager
+def _serve_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with serve_s3() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        yield
 
 
 def _fence(language: str, code: str, above: str = "") -> str:

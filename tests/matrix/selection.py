@@ -24,6 +24,7 @@ LEFT_OUT: Final = {
     "tests/unit/integrations": "needs training frameworks",
     "tests/integration/compile_cache": "the compile cache supports some versions of torch only",
     "tests/integration/frameworks": "needs training frameworks",
+    "tests/integration/object_stores": "servers on loopback; the bytes layers do not depend on torch",
     "tests/integration/test_accelerator.py": "simulates an accelerator with private names of one torch",
     "tests/architecture": "reads the source, which is the same everywhere",
     "tests/docs": "reads the pages, which are the same everywhere",

@@ -52,8 +52,8 @@ class RayCheckpoints:
 
         Args:
             state: a tree for `Store.save` and `Store.load_into`, such as a dict with a `holdfast.training_state`.
-            store: a store, or its path; all workers must be able to write to it. By default it is in the folder of
-                the experiment, below `storage_path`.
+            store: a store, or its path or URL; all workers must be able to write to it. By default it is in the folder
+                of the experiment, below `storage_path`.
             async_: False to save in the foreground.
             load_options: those of `Store.load_into`.
         """
@@ -61,8 +61,8 @@ class RayCheckpoints:
         storage = context.get_storage()
         if not isinstance(storage.storage_filesystem, pyarrow.fs.LocalFileSystem):
             raise Unsupported(
-                f"storage_path is on {storage.storage_filesystem.type_name}, and a store is a directory: pass a"
-                " storage_path that all workers have mounted"
+                f"storage_path is on {storage.storage_filesystem.type_name}, and RayCheckpoints writes small files"
+                " there: pass a storage_path that all workers have mounted; the store may be in a bucket (store=)"
             )
         if context.get_world_size() > 1 and not dist.is_initialized():
             raise Unsupported("several workers save through torch.distributed: use ray.train.torch.TorchTrainer")

@@ -204,7 +204,7 @@ class CloudStore:
                 return
             except StoreError as error:
                 is_last = attempt + 1 == _UPLOAD_TRIES
-                if is_last or isinstance(error, ObjectExists) or error.fate != "unknown" or self._exists(key):
+                if is_last or isinstance(error, ObjectExists) or error.fate != "unknown" or self._may_exist(key):
                     raise
             time.sleep(random.uniform(0.0, _FIRST_PAUSE_S * 2**attempt))
 
@@ -223,14 +223,18 @@ class CloudStore:
 
     def _verify_absent(self, key: str) -> None:
         """Raise ObjectExists for a key in use; all that can be done on a server that ignores conditions."""
-        if self._exists(key):
+        with suppress(NotFound):
+            self._stat(key)
             raise ObjectExists(f"{key} is already in {self.url}", key=key)
 
-    def _exists(self, key: str) -> bool:
+    def _may_exist(self, key: str) -> bool:
+        """Return False if the server says that there is no such object."""
         try:
             self._stat(key)
         except NotFound:
             return False
+        except StoreError:
+            return True
         return True
 
     def _test_exclusive(self, key: str, data: memoryview) -> None:

@@ -90,6 +90,31 @@ def test_an_upload_whose_reply_is_lost_is_committed(server: S3Server) -> None:
     assert store.read("packs/one", limit_bytes=3) == b"abc"
 
 
+@pytest.mark.parametrize("fault", ["409", "lose request", "lose reply", "503 before", "503 after"])
+def test_an_upload_is_sent_again_if_nothing_is_there(server: S3Server, fault: Fault) -> None:
+    store = open_cloud(server, single_writer=True, options={"retry_config": {"max_retries": 0}})
+    fail_once(server, "PUT", fault)
+
+    with store.upload("packs/one") as upload:
+        upload.append(b"abc")
+        commit_settled(store, upload, "packs/one", 3)
+
+    assert store.read("packs/one", limit_bytes=3) == b"abc"
+
+
+def test_an_upload_that_nobody_answers_has_an_unknown_fate(server: S3Server) -> None:
+    store = open_cloud(server, options={"retry_config": {"max_retries": 0}})
+    server.fault_of = lambda request: "lose reply"
+
+    upload = store.upload("packs/one")
+    upload.append(b"abc")
+    with pytest.raises(StoreError) as caught:
+        upload.commit()
+
+    assert caught.value.fate == "unknown"
+    assert "store/packs/one" in server.objects
+
+
 def test_a_server_that_ignores_conditions_is_refused_and_left_empty(server: S3Server) -> None:
     server.ignores_conditions = True
 

@@ -152,3 +152,15 @@ def test_an_error_keeps_no_error_of_the_client_library(server: S3Server) -> None
 
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None
+
+
+def test_a_server_that_accepts_a_request_and_says_nothing_is_left(server: S3Server) -> None:
+    server.latency_s = 1.0
+    store = open_cloud(server, options={"client_options": {"timeout": "20ms"}})
+
+    with pytest.raises(StoreError, match=r"the server did not answer.*3 tries in \d+\.\d s"):
+        ACTS["read"](store)
+    with pytest.raises(StoreError, match=r"the server did not answer.*1 try in \d+\.\d s") as caught:
+        ACTS["create"](store)
+
+    assert caught.value.fate == "unknown"
