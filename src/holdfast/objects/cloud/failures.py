@@ -79,7 +79,15 @@ _CAUSES_BY_STATUS: Final[dict[int, FailureCause]] = {
     429: "busy",
     507: "full",
 }
-_ROLE_ADDRESSES: Final = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "/metadata/identity")
+_ROLE_ADDRESSES: Final = (
+    "169.254.169.254",
+    "169.254.170.2",
+    "metadata.google.internal",
+    "/computeMetadata/",
+    "/latest/api/token",
+    "/latest/meta-data/",
+    "/metadata/identity",
+)
 """Where obstore asks for the credentials of a machine if none are configured."""
 _REDIRECT: Final = "without LOCATION"
 """Part of obstore's text for an answer that names another region."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import BadName
+from holdfast.errors import BadName, StoreError
 from holdfast.objects.cloud import credentials
 from holdfast.objects.cloud.credentials import find_provider
 from tests.kit.s3_server import S3Server
@@ -108,3 +108,10 @@ def test_credentials_of_the_options_do_not_import_boto3() -> None:
     find_provider({"access_key_id": "own"})
 
     assert "boto3" not in sys.modules
+
+
+def test_a_machine_that_has_no_role_is_a_matter_of_credentials(server: S3Server) -> None:
+    options = {"access_key_id": None, "secret_access_key": None, "metadata_endpoint": server.endpoint}
+
+    with pytest.raises(StoreError, match="the credentials are missing"):
+        open_cloud(server, options=options).list("")
