@@ -12,6 +12,7 @@ _PREFIX: Final = re.compile(r"(aws|google|azure|azure_storage)_(?=.)")
 _PLAIN: Final = frozenset(
     {
         "account_name",
+        "base_url",
         "checksum_algorithm",
         "conditional_put",
         "default_region",

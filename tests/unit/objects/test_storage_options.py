@@ -21,14 +21,19 @@ SECRETS: dict[str, Any] = {
     "sse_customer_key_base64": "hidden-7",
     "an option of the future": "hidden-8",
 }
-PLAIN: dict[str, Any] = {"endpoint": "http://127.0.0.1:9000", "AWS_REGION": "eu-west-1", "profile": "team"}
+PLAIN: dict[str, Any] = {
+    "endpoint": "http://127.0.0.1:9000",
+    "google_base_url": "http://127.0.0.1:9001",
+    "AWS_REGION": "eu-west-1",
+    "profile": "team",
+}
 
 
 def test_options_are_a_mapping() -> None:
     options = StorageOptions(PLAIN)
 
     assert dict(options) == PLAIN
-    assert len(options) == 3
+    assert len(options) == 4
 
 
 def test_a_pickle_has_the_options_that_are_no_secrets() -> None:

@@ -263,7 +263,7 @@ def _judge_bucket(facts: BucketFacts) -> Iterator[DoctorFinding]:
         return
     for topic, is_good, good, bad, verdict in _list_abilities(facts):
         if is_good is None:
-            yield DoctorFinding("note", topic, f"could not be tested: {good}")
+            yield DoctorFinding("note", topic, f"the test failed, so it is not known whether {good}")
         else:
             yield DoctorFinding("ok" if is_good else verdict, topic, good if is_good else bad)
     yield _judge_skew(facts.skew_s or 0.0)
