@@ -11,13 +11,16 @@ READY_INTEGRATIONS := .venv/ready-integrations
 READY_BENCH := .venv/ready-bench
 READY_DOCS := .venv/ready-docs
 READY_DIST := .venv/ready-dist
+READY_SERVERS := .venv/ready-servers
+# Installed with npm; pinned here, because constraints.txt is for pip.
+AZURITE := azurite@3.35.0
 CODE := $(wildcard src tests docs bench examples attacks release)
 NOT_SLOW := $(if $(SLOW),,-m "not slow")
 # One process for each core, at most four. The tests of a file share fixtures, so they run in one process.
 JOBS := auto
 SHARED := -n $(JOBS) --maxprocesses 4 --dist loadfile
 
-.PHONY: help setup demo test check matrix bench docs site dist
+.PHONY: help setup demo test servers check matrix bench docs site dist
 
 help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +33,9 @@ demo: $(READY) ## train, kill, resume bit-exactly, fine-tune; 2 ranks save, 1 an
 
 test: $(READY_INTEGRATIONS) ## run the tests (SLOW=1: the slow ones too; JOBS=0: in one process; ARGS=... for pytest)
 	@$(BIN)/python -m pytest --hypothesis-profile=ci $(SHARED) $(NOT_SLOW) $(ARGS)
+
+servers: $(READY_SERVERS) ## install SeaweedFS, rclone and Azurite in .venv, for slow tests of object stores: about 400 MB
+	@echo "ready: make test SLOW=1 ARGS=tests/servers"
 
 check: $(READY_DOCS) ## format, lint, types, architecture, generated pages, the site
 	@$(BIN)/ruff format --check $(CODE)
@@ -82,4 +88,11 @@ $(READY_DOCS): $(READY_DEV)
 
 $(READY_DIST): $(READY)
 	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dist]'
+	@touch $@
+
+# Azurite needs Node.js; without it, its tests are skipped.
+$(READY_SERVERS): $(READY_INTEGRATIONS)
+	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[programs]'
+	@if command -v npm > /dev/null; then npm install --silent --no-audit --no-fund --prefix .venv/servers $(AZURITE); \
+		else echo "npm is not installed: without Azurite"; fi
 	@touch $@

@@ -24,6 +24,9 @@ Fault = (
 """What the server does wrong: "lose reply" and "503 after" carry the request out first; a status and code refuse it;
 "damage" changes the bytes that it gets."""
 
+Answer = tuple[int, dict[str, str], bytes]
+"""Status, headers and body."""
+
 BUCKET: Final = "bucket"
 _PAGE: Final = 1000
 
@@ -60,6 +63,8 @@ class S3Server:
     requests: list[Request] = field(default_factory=list)
     fault_of: Callable[[Request], Fault | None] = lambda request: None
     """Called for each request: what to do wrong this time."""
+    change_answer: Callable[[Request, Answer], Answer] = lambda request, answer: answer
+    """Called for each request that is carried out: what to answer instead of the truth."""
     latency_s: float = 0.0
     skew_s: float = 0.0
     """How far the clock of the server is ahead."""
@@ -91,8 +96,15 @@ class S3Server:
 def serve_s3() -> Iterator[S3Server]:
     """Run a server with one empty bucket."""
     state = S3Server()
+    with serve_objects(state, S3Handler):
+        yield state
 
-    class Handler(_Handler):
+
+@contextmanager
+def serve_objects(state: S3Server, handler: type[S3Handler]) -> Iterator[None]:
+    """Run a server with a state; the handler defines the dialect of its protocol."""
+
+    class Handler(handler):  # type: ignore[misc,valid-type]  # a class made from an argument
         server_state = state
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
@@ -101,13 +113,15 @@ def serve_s3() -> Iterator[S3Server]:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         try:
-            yield state
+            yield
         finally:
             server.shutdown()
             thread.join()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class S3Handler(BaseHTTPRequestHandler):
+    """Speaks what obstore uses of S3."""
+
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server_state: S3Server
@@ -119,6 +133,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._serve()
 
     do_HEAD = do_PUT = do_DELETE = do_POST = do_GET
+
+    def must_be_absent(self) -> bool:
+        """Return whether a put has the condition that there is no object yet."""
+        return self.headers.get("If-None-Match") == "*"
 
     def _serve(self) -> None:
         state = self.server_state
@@ -149,10 +167,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._fail(*_REFUSALS[fault])
         else:
             with state.lock:
-                answer = self._act(kind, key, query, body)
-            self._finish(fault, answer)
+                answer = self.act(kind, key, query, body)
+            self._finish(fault, state.change_answer(request, answer))
 
-    def _finish(self, fault: Fault | None, answer: tuple[int, dict[str, str], bytes]) -> None:
+    def _finish(self, fault: Fault | None, answer: Answer) -> None:
         if fault == "lose reply":
             self._hang_up()
         elif fault == "503 after":
@@ -160,16 +178,17 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(*answer)
 
-    def _act(self, kind: str, key: str, query: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
+    def act(self, kind: str, key: str, query: dict[str, str], body: bytes) -> Answer:
+        """Carry a request out, and return the answer to it."""
         state = self.server_state
         found = state.objects.get(key)
         if kind == "LIST":
             return 200, {"Content-Type": "application/xml"}, _list(state, query)
         if kind == "PUT":
             if not state.ignores_checksums and not self._fits_checksums(body):
-                return 400, {}, _error("BadDigest")
-            if self.headers.get("If-None-Match") == "*" and found and not state.ignores_conditions:
-                return 412, {}, _error("PreconditionFailed")
+                return 400, {}, make_error("BadDigest")
+            if self.must_be_absent() and found and not state.ignores_conditions:
+                return 412, {}, make_error("PreconditionFailed")
             state.objects[key] = Stored(body, time.time() + state.skew_s)
             return 200, {"ETag": state.objects[key].etag}, b""
         if kind == "DELETE":
@@ -177,7 +196,7 @@ class _Handler(BaseHTTPRequestHandler):
             deleted = f"<Deleted><Key>{escape(key)}</Key></Deleted>"
             return 200, {}, f"<?xml version='1.0'?><DeleteResult>{deleted}</DeleteResult>".encode()
         if found is None:
-            return 404, {}, _error("NoSuchKey")
+            return 404, {}, make_error("NoSuchKey")
         return self._read(found)
 
     def _fits_checksums(self, body: bytes) -> bool:
@@ -188,7 +207,7 @@ class _Handler(BaseHTTPRequestHandler):
         fits = {name: b64encode(digest.digest()).decode() for name, digest in digests.items()}
         return all(self.headers.get(name, fits[name]) == fits[name] for name in fits)
 
-    def _read(self, found: Stored) -> tuple[int, dict[str, str], bytes]:
+    def _read(self, found: Stored) -> Answer:
         modified = datetime.fromtimestamp(found.modified_s, timezone.utc)
         headers = {"ETag": found.etag, "Last-Modified": format_datetime(modified, usegmt=True)}
         wanted = self.headers.get("Range")
@@ -196,13 +215,13 @@ class _Handler(BaseHTTPRequestHandler):
             return 200, headers, found.data
         start, _, last = wanted.removeprefix("bytes=").partition("-")
         if int(start) >= len(found.data):
-            return 416, {}, _error("InvalidRange")
+            return 416, {}, make_error("InvalidRange")
         stop = min(int(last) + 1, len(found.data)) if last else len(found.data)
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(found.data)}"
         return 206, headers, found.data[int(start) : stop]
 
     def _fail(self, status: int, code: str) -> None:
-        self._answer(status, {}, _error(code))
+        self._answer(status, {}, make_error(code))
 
     def _hang_up(self) -> None:
         self.close_connection = True
@@ -212,10 +231,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
+        if "Content-Length" not in headers:
+            self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
+            # A body that is not as long as stated: what follows on the connection could not be understood.
+            self.close_connection |= "Content-Length" in headers
 
 
 _REFUSALS: Final[dict[str, tuple[int, str]]] = {
@@ -226,7 +248,8 @@ _REFUSALS: Final[dict[str, tuple[int, str]]] = {
 }
 
 
-def _error(code: str) -> bytes:
+def make_error(code: str) -> bytes:
+    """Return the body of an answer that refuses a request."""
     return f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>m</Message></Error>".encode()
 
 
