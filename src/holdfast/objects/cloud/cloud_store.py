@@ -129,8 +129,8 @@ class CloudStore:
         verify_prefix(prefix)
         folder = prefix.rpartition("/")[0]
         # No order is promised for objects of different directories, and other programs may have put some there.
-        found = (info for info in self._list_folder(folder) if info.key.startswith(prefix) and is_key(info.key))
-        return sorted(found, key=lambda info: info.key)
+        found = (info for info in _drop_directories(self._list_folder(folder)) if info.key.startswith(prefix))
+        return sorted((info for info in found if is_key(info.key)), key=lambda info: info.key)
 
     def delete(self, key: str) -> None:
         """Delete `key` if it is there."""
@@ -299,7 +299,8 @@ class CloudStore:
         found = self._ask(
             "list", folder, lambda: obstore.list_with_delimiter(self.clients.find(), prefix=folder or None)
         )
-        objects = {meta["path"]: _describe(meta) for meta in found["objects"]}
+        # A server may list the directory itself, as an object whose name ends with a slash.
+        objects = {meta["path"]: _describe(meta) for meta in found["objects"] if meta["path"] != folder}
         self._clock.note_seen(objects.values())
         folders = {path.rstrip("/") + "/" for path in found["common_prefixes"]}
         # Other programs may have put objects there whose names are no keys.
@@ -361,12 +362,23 @@ class CloudUpload:
         return self._data
 
 
+def _drop_directories(found: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
+    """Leave out empty objects that are named like a directory of others: some tools create one for each directory."""
+    empty = {info.key for info in found if not info.size_bytes}
+    if not empty:
+        return found
+    parents = {info.key[:at] for info in found for at, letter in enumerate(info.key) if letter == "/"}
+    directories = empty & parents
+    return [info for info in found if info.key not in directories]
+
+
 def _describe(meta: Any) -> ObjectInfo:
     return ObjectInfo(
         key=meta["path"],
         size_bytes=meta["size"],
         modified_s=meta["last_modified"].timestamp(),
-        version=meta["e_tag"] or meta["version"] or "",
+        # Azure writes quotes around it in some answers and not in others.
+        version=(meta["e_tag"] or meta["version"] or "").strip('"'),
     )
 
 

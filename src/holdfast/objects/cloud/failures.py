@@ -34,6 +34,8 @@ FailureCause = Literal[
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>(\w{1,80})</Code>")
 _RETRIES: Final = re.compile(r"after (\d{1,6}) retries")
+_RANGE_ERROR: Final = "InvalidRangeRequest"
+"""In obstore's own error for a range that begins behind the end of an object."""
 _CAUSES_BY_CODE: Final[dict[str, FailureCause]] = {
     "NoSuchBucket": "bucket",
     "ContainerNotFound": "bucket",
@@ -142,6 +144,8 @@ def translate(error: Exception, attempt: Attempt) -> Exception:
 def find_cause(error: BaseException) -> FailureCause:
     """Return what an error of obstore means."""
     text = str(error)
+    if _RANGE_ERROR in text:
+        return "range"
     if any(address in text for address in _ROLE_ADDRESSES):
         return "credentials"
     by_code = _CAUSES_BY_CODE.get(_find_code(text))
