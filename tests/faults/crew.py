@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from threading import Barrier
+from typing import Protocol
 
 from holdfast.errors import HoldfastError
-from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.url import open_store
 from holdfast.repo.handle.repository import init_repository
 from holdfast.repo.names.snapshots import read_snapshot
 from holdfast.repo.names.tags import set_tag
@@ -23,12 +24,13 @@ class SaveTask:
     """Save `content` under `name`."""
 
     root: str
+    """The path or URL of the store, here and in the other tasks."""
     name: str
     content: Content
     overwrite: bool = False
 
     def run(self) -> str:
-        result = save_content(LocalStore(self.root), self.name, self.content, overwrite=self.overwrite)
+        result = save_content(open_store(self.root), self.name, self.content, overwrite=self.overwrite)
         return "existed" if result.existed else "saved"
 
 
@@ -41,7 +43,7 @@ class TagTask:
     name: str
 
     def run(self) -> str:
-        store = LocalStore(self.root)
+        store = open_store(self.root)
         set_tag(store, self.tag, read_snapshot(store, self.name), move=True)
         return "tagged"
 
@@ -53,11 +55,15 @@ class InitTask:
     root: str
 
     def run(self) -> str:
-        init_repository(LocalStore(self.root))
+        init_repository(open_store(self.root))
         return "made"
 
 
-Task = SaveTask | TagTask | InitTask
+class Task(Protocol):
+    """What a process is to do; it is pickled."""
+
+    def run(self) -> str:
+        """Do it, and return in a word what has come of it."""
 
 
 def _serve(tasks: Connection, barrier: Barrier) -> None:

@@ -1,6 +1,6 @@
 """The process that test_kill starts: forks a worker for each round, so that a kill costs no interpreter start.
 
-Reads lines `<store directory> <first version>` from its input. For each it forks a worker, tells its process
+Reads lines `<path or URL of a store> <first version>` from its input. For each it forks a worker, tells its process
 id, and after the worker has been killed by the test says `dead`. Workers write straight to the same output.
 """
 
@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 
+from holdfast.objects.url import is_url, open_store
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.snapshots import read_snapshot
@@ -36,7 +37,7 @@ def name_of(version: int) -> str:
 
 def work(root: str, version: int) -> None:
     """Save, overwrite and tag without end; report what has begun and what has returned."""
-    store = open_place(root)
+    store = open_store(root) if is_url(root) else open_place(root)
     while True:
         name = name_of(version)
         _tell(f"begin {name} {version}")

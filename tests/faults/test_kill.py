@@ -16,7 +16,8 @@ from typing import Final
 import pytest
 
 from holdfast.digest import Digest, hash_bytes
-from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.protocol import ObjectStore
+from holdfast.objects.url import open_store
 from holdfast.repo.format.chunk import ChunkRef
 from holdfast.repo.format.entry import Entry, digest_snapshot
 from holdfast.repo.handle.config import read_config
@@ -50,7 +51,7 @@ class Supervisor:
         self._unread = b""
         self._worker: int | None = None
 
-    def begin(self, root: Path, version: int) -> None:
+    def begin(self, root: str, version: int) -> None:
         """Start a worker."""
         self._input.write(f"{root} {version}\n".encode())
         self._input.flush()
@@ -152,9 +153,8 @@ def digest_of(version: int) -> Digest:
     )
 
 
-def read_versions(root: Path, tagged: set[int]) -> dict[str, int | None]:
+def read_versions(store: ObjectStore, tagged: set[int]) -> dict[str, int | None]:
     """Read every name, and which of the versions `tagged` the tag means; raises if any holds something else."""
-    store = LocalStore(root)
     if read_config(store) is None:
         return {}
     versions: dict[str, int | None] = {}
@@ -175,24 +175,24 @@ def supervisor() -> Iterator[Supervisor]:
     supervisor.close()
 
 
-def kill_often(supervisor: Supervisor, folder: Path, *, kills: int, chance: random.Random) -> tuple[int, int]:
-    """Kill workers on stores in a folder, and look at what each leaves; return how many saves there were, and cuts."""
+def kill_often(supervisor: Supervisor, folder: str, *, kills: int, chance: random.Random) -> tuple[int, int]:
+    """Kill workers on stores below a path or URL, and look at what each leaves; return how many saves and cuts."""
     num_saved = num_cut_short = 0
     for start in range(0, kills, _PER_STORE):
-        root, told = folder / str(start), Told()
-        for _ in range(_PER_STORE):
+        root, told = f"{folder}/{start}", Told()
+        for _ in range(min(_PER_STORE, kills)):
             supervisor.begin(root, told.next_version)
             told.hear(supervisor.read_lines(chance.randint(0, _MAX_LINES), chance.uniform(0, _MAX_WAIT_S)))
             told.hear(supervisor.kill())
             num_cut_short += bool(told.begun)
-            assert told.settle(read_versions(root, told.tagged)) == []
+            assert told.settle(read_versions(open_store(root), told.tagged)) == []
         num_saved += told.num_saved
-        assert [finding for finding in check_store(LocalStore(root)) if finding.severity != "note"] == []
+        assert [finding for finding in check_store(open_store(root)) if finding.severity != "note"] == []
     return num_saved, num_cut_short
 
 
 def test_whatever_a_killed_process_said_was_saved_is_there(supervisor: Supervisor, tmp_path: Path) -> None:
-    num_saved, num_cut_short = kill_often(supervisor, tmp_path, kills=KILLS, chance=random.Random(20))
+    num_saved, num_cut_short = kill_often(supervisor, str(tmp_path), kills=KILLS, chance=random.Random(20))
 
     # The kills came at all moments: most within something, and not all before anything was done.
     assert num_cut_short > KILLS // 2

@@ -117,7 +117,7 @@ def supervisor() -> Iterator[Supervisor]:
 
 
 def test_whatever_a_killed_process_said_was_saved_is_there(supervisor: Supervisor, tmp_path: Path) -> None:
-    num_saved, num_cut_short = kill_often(supervisor, tmp_path, kills=_KILLS, chance=random.Random(20))
+    num_saved, num_cut_short = kill_often(supervisor, str(tmp_path), kills=_KILLS, chance=random.Random(20))
 
     assert num_cut_short > _KILLS // 4
     assert num_saved > _KILLS // 4

@@ -62,13 +62,18 @@ class RepositoryMachine(RuleBasedStateMachine):
         # Ids that are the same in every run, so that what fails can be repeated and made smaller.
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(layout, "os", SimpleNamespace(urandom=random.Random(0).randbytes))
-        self.clock = VirtualClock()
-        self.store = MemoryStore(clock=self.clock)
-        self.second = MemoryStore("memory://second", clock=self.clock)
+        self.make_stores()
         self.held: dict[str, Content] = {}
         self.held_second: dict[str, Content] = {}
         self.tags: dict[str, str] = {}
         self.repo: Repository
+
+    def make_stores(self) -> None:
+        """Make the two stores, and the clock of both."""
+        clock = VirtualClock()
+        self.advance: Callable[[float], None] = clock.advance
+        self.store: ObjectStore = MemoryStore(clock=clock)
+        self.second: ObjectStore = MemoryStore("memory://second", clock=clock)
 
     @initialize(name=names, content=contents)
     def begin(self, name: str, content: Content) -> None:
@@ -128,7 +133,7 @@ class RepositoryMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1.0, 100.0, EXPIRE_S, 1e5]))
     def wait(self, seconds: float) -> None:
-        self.clock.advance(seconds)
+        self.advance(seconds)
 
     @rule(how=rules)
     def collect(self, how: Rules) -> None:
@@ -263,14 +268,18 @@ class RepositoryMachine(RuleBasedStateMachine):
         finally:
             self.patch.undo()
 
-    def _collect_quietly(self) -> None:
-        self.clock.advance(1e13)
+    def collect_at_last(self) -> None:
+        """Collect after a time that is longer than any that a rule asks for."""
+        self.advance(1e13)
         collect(self.store, NOW)
+
+    def _collect_quietly(self) -> None:
+        self.collect_at_last()
         for name, content in self.held.items():
             # Whoever died between commit and release was fenced, so what it replaced stays until the next save.
             if not is_settled(self.store, read_snapshot(self.store, name)):
                 self._save(self.store, name, content, overwrite=True)
-        collect(self.store, NOW)
+        self.collect_at_last()
         needed = {
             key for found in iter_names(self.store) if isinstance(found, CommittedSnapshot)
             for key in iter_needed(self.store, found)
@@ -287,7 +296,7 @@ class RepositoryMachine(RuleBasedStateMachine):
         self.every_name_shows_what_the_dict_holds()
 
 
-def _read_all(store: MemoryStore) -> dict[str, Content]:
+def _read_all(store: ObjectStore) -> dict[str, Content]:
     return {
         found.name: read_content(store, found) for found in iter_names(store) if isinstance(found, CommittedSnapshot)
     }
