@@ -140,7 +140,10 @@ class S3Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         state = self.server_state
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self._read_body()
+        if body is None:
+            self._hang_up()
+            return
         parts = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
         bucket, _, key = unquote(parts.path).lstrip("/").partition("/")
@@ -169,6 +172,15 @@ class S3Handler(BaseHTTPRequestHandler):
             with state.lock:
                 answer = self.act(kind, key, query, body)
             self._finish(fault, state.change_answer(request, answer))
+
+    def _read_body(self) -> bytes | None:
+        """Return the body of a request, or None if the connection ended before its end."""
+        size = int(self.headers.get("Content-Length") or 0)
+        try:
+            body = self.rfile.read(size)
+        except ConnectionError:
+            return None
+        return body if len(body) == size else None
 
     def _finish(self, fault: Fault | None, answer: Answer) -> None:
         if fault == "lose reply":

@@ -244,6 +244,9 @@ class CloudStore:
         except ObjectExists:
             self._is_exclusive = True
             return
+        except StoreError:
+            # The object was created, whatever became of the test: the next creation tests again.
+            return
         if self._single_writer:
             self._is_exclusive = False
             _log.warning(

@@ -164,3 +164,17 @@ def test_a_server_that_accepts_a_request_and_says_nothing_is_left(server: S3Serv
         ACTS["create"](store)
 
     assert caught.value.fate == "unknown"
+
+
+def test_a_test_of_conditions_that_fails_does_not_undo_the_creation(server: S3Server) -> None:
+    store = open_cloud(server)
+    faults: list[Fault | None] = ["403", None]
+    server.fault_of = lambda request: faults.pop() if faults else None
+
+    store.create("tags/one", b"x")
+
+    assert store.read("tags/one", limit_bytes=1) == b"x"
+    store.create("tags/two", b"x")
+    assert [request.key for request in server.requests if request.kind == "PUT"] == [
+        "store/tags/one", "store/tags/one", "store/tags/two", "store/tags/two",
+    ]  # fmt: skip
