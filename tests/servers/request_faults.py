@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from threading import Lock
-from typing import Final, get_args
+from typing import Final
 
 from holdfast.objects.protocol import ObjectStore
 from holdfast.testing.faults import Fault as StoreFault
@@ -15,9 +15,9 @@ from tests.faults.fault_loop import Run, attempt
 from tests.faults.scenario import Verb
 from tests.kit.s3_server import Fault, Request, S3Server, Stored
 
-FAULTS: Final[tuple[Fault, ...]] = get_args(Fault)
 TRANSIENT: Final[tuple[Fault, ...]] = ("lose reply", "lose request", "503 before", "503 after", "409")
 """Faults that do not come back when the request is repeated."""
+FAULTS: Final[tuple[Fault, ...]] = (*TRANSIENT, "403", "bad signature")
 _LIKE: Final[dict[Fault, StoreFault]] = {"lose reply": StoreFault.REPLY_LOST, "503 after": StoreFault.REPLY_LOST}
 
 

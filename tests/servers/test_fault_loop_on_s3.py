@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from holdfast.errors import HoldfastError
 from holdfast.objects.cloud.cloud_store import CloudStore
 from tests.faults.fault_loop import Run, find_wrong
-from tests.faults.scenario import FIRST_SAVE, OVERWRITE, VERBS, State, Verb, read_state
+from tests.faults.scenario import FIRST_SAVE, INIT, OVERWRITE, SAVE_AGAIN, VERBS, State, Verb, read_state
 from tests.kit.s3_server import Fault, S3Server, serve_s3
 from tests.servers.request_faults import FAULTS, TRANSIENT, copy_objects, failing_at, iter_request_runs
 from tests.unit.objects.cloud.servers import open_cloud
@@ -35,8 +36,13 @@ def find_all_wrong(server: S3Server, verb: Verb, fault: Fault, ats: Iterable[int
     runs, wrong = [], []
     for run in iter_request_runs(verb, fault, server, open_clean, ats=ats):
         runs.append(run)
-        wrong += [*find_wrong(run, old, new), *find_unclear(run, fault)]
+        wrong += [*find_unclear(run, fault), *find_wrong(excuse_init(run), old, new)]
     return wrong, runs
+
+
+def excuse_init(run: Run) -> Run:
+    """Return a run as it is judged: making a place a store takes several objects, and the first makes it one."""
+    return replace(run, outcome="unknown") if run.verb is INIT and run.outcome == "failed" else run
 
 
 def prepare(server: S3Server, verb: Verb) -> tuple[State, State]:
@@ -81,7 +87,8 @@ def test_each_request_that_goes_wrong_leaves_the_old_or_the_new_state(
 
     assert wrong == []
     assert [run.at for run in runs] == list(range(1, len(runs) + 1))
-    assert {"LIST", "PUT"} <= {run.met.name for run in runs}
+    # A repeated save of the same content only reads.
+    assert ({"LIST"} if verb is SAVE_AGAIN else {"LIST", "PUT"}) <= {run.met.name for run in runs}
 
 
 def test_the_loop_reports_a_loss(server: S3Server) -> None:

@@ -55,15 +55,14 @@ class MachineOnS3(RepositoryMachine):
         self._server.skew_s += seconds
 
 
-_QUIET = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
-
-
 class QuickMachine(MachineOnS3):
     """A few steps, in every run of the tests."""
 
 
-TestQuickly = QuickMachine.TestCase
-TestQuickly.settings = settings(max_examples=3, stateful_step_count=8, **_QUIET)
+QUIET = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
-MachineOnS3.TestCase.settings = settings(max_examples=60, stateful_step_count=30, **_QUIET)
+TestQuickly = QuickMachine.TestCase
+TestQuickly.settings = settings(QUIET, max_examples=5, stateful_step_count=8)
+
+MachineOnS3.TestCase.settings = settings(QUIET, max_examples=60, stateful_step_count=30)
 TestAtLength = pytest.mark.slow(MachineOnS3.TestCase)
