@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 import threading
 import time
 from base64 import b64encode
@@ -107,7 +108,7 @@ def serve_objects(state: S3Server, handler: type[S3Handler]) -> Iterator[None]:
     class Handler(handler):  # type: ignore[misc,valid-type]  # a class made from an argument
         server_state = state
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with _QuietServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
         state.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
@@ -117,6 +118,13 @@ def serve_objects(state: S3Server, handler: type[S3Handler]) -> Iterator[None]:
         finally:
             server.shutdown()
             thread.join()
+
+
+class _QuietServer(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing about connections that a client or a proxy has cut."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class S3Handler(BaseHTTPRequestHandler):
