@@ -29,6 +29,8 @@ from holdfast.objects.storage_options import StorageOptions
 Result = TypeVar("Result")
 PACK_BYTES: Final = 64 << 20
 REQUESTS_AT_ONCE: Final = 64
+MAX_LISTED: Final = 10_000_000
+"""More objects than any store has: memory for them is not allocated."""
 _UPLOAD_TRIES: Final = 3
 _FIRST_PAUSE_S: Final = 0.1
 _SCRATCH: Final = ".scratch"
@@ -293,9 +295,14 @@ class CloudStore:
 
     def _read_listing(self, folder: str) -> Sequence[ObjectInfo]:
         pages = obstore.list(self.clients.find(), prefix=folder or None)
-        found = [_describe(meta) for page in pages for meta in page]
-        self._clock.note_seen(found)
-        return found
+        found: dict[str, ObjectInfo] = {}
+        for page in pages:
+            before = len(found)
+            found |= {meta["path"]: _describe(meta) for meta in page}
+            if page and not before < len(found) <= MAX_LISTED:
+                raise StoreError(f"cannot list {self.url}/{folder}: {_describe_endless(len(found))}", key=folder)
+        self._clock.note_seen(found.values())
+        return list(found.values())
 
     def _walk(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
         """Yield the objects below one directory in the order of their keys, with one request for each directory."""
@@ -303,11 +310,13 @@ class CloudStore:
             "list", folder, lambda: obstore.list_with_delimiter(self.clients.find(), prefix=folder or None)
         )
         # A server may list the directory itself, as an object whose name ends with a slash.
-        objects = {meta["path"]: _describe(meta) for meta in found["objects"] if meta["path"] != folder}
+        start = f"{folder}/" if folder else ""
+        objects = {meta["path"]: _describe(meta) for meta in found["objects"]}
         self._clock.note_seen(objects.values())
-        folders = {path.rstrip("/") + "/" for path in found["common_prefixes"]}
+        folders = {path.rstrip("/") + "/" for path in found["common_prefixes"]} - {start}
         # Other programs may have put objects there whose names are no keys.
-        for name in sorted(name for name in objects.keys() | folders if is_key(name.rstrip("/"))):
+        names = (name for name in objects.keys() | folders if name.startswith(start) and is_key(name.rstrip("/")))
+        for name in sorted(names):
             if name in objects:
                 if name.startswith(prefix) and name > after:
                     yield objects[name]
@@ -363,6 +372,10 @@ class CloudUpload:
         if self._data is None:
             raise StoreError(f"the upload of {self._key} has ended; begin a new one", key=self._key)
         return self._data
+
+
+def _describe_endless(count: int) -> str:
+    return f"the server lists objects without an end, {count:,} so far, or the same ones again and again"
 
 
 def _drop_directories(found: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:

@@ -25,6 +25,7 @@ FailureCause = Literal[
     "foreign",
     "checksum",
     "range",
+    "garbled",
     "network",
     "busy",
     "other",
@@ -36,6 +37,10 @@ _CODE: Final = re.compile(r"<Code>(\w{1,80})</Code>")
 _RETRIES: Final = re.compile(r"after (\d{1,6}) retries")
 _RANGE_ERROR: Final = "InvalidRangeRequest"
 """In obstore's own error for a range that begins behind the end of an object."""
+_GARBLED: Final = re.compile(
+    r"Got invalid [\w ]*response|non-partial response|Content-Range|metadata from headers|Requested [\d.]+, got"
+)
+"""In obstore's texts for answers that it cannot use."""
 _CAUSES_BY_CODE: Final[dict[str, FailureCause]] = {
     "NoSuchBucket": "bucket",
     "ContainerNotFound": "bucket",
@@ -107,6 +112,7 @@ _ADVICE: Final[dict[FailureCause, str]] = {
     "archived": "a lifecycle rule has moved the object to an archive: restore it, and exclude the store from the rule",
     "foreign": "another program has put an object there whose name no store can have: remove that object",
     "checksum": "the bytes were changed on their way to the server: try again, and test the network",
+    "garbled": "the answer is not that of an object store: check the endpoint, and what is between it and this host",
     "full": "the server has no room left, or a quota is used up",
 }
 _REFUSED: Final[frozenset[FailureCause]] = frozenset(
@@ -175,7 +181,7 @@ def _find_cause_by_kind(error: BaseException) -> FailureCause | None:
 def _find_cause_by_status(text: str) -> FailureCause:
     found = _STATUS.search(text)
     if found is None:
-        return "region" if _REDIRECT in text else "network"
+        return "region" if _REDIRECT in text else "garbled" if _GARBLED.search(text) else "network"
     status = int(found[1])
     return _CAUSES_BY_STATUS.get(status) or ("busy" if status >= 500 else "other")
 
@@ -199,4 +205,6 @@ def _shorten(text: str) -> str:
     if status:
         return f"HTTP {status[1]} {code}".rstrip()
     first = text.partition("\n\nDebug source")[0].split("<?xml")[0]
-    return re.sub(r"\?[^\s]*", "", " ".join(first.split()))[:300].rstrip(" :")
+    plain = re.sub(r"\?[^\s]*", "", " ".join(first.split()))[:300].rstrip(" :")
+    # A name in a listing may contain anything, also what commands a terminal.
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in plain)
