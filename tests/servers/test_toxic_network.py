@@ -13,8 +13,9 @@ from holdfast.objects.cloud.cloud_store import CloudStore
 from tests.faults.scenario import FIRST, SECOND, Content, check_store, holds, random_bytes, read_state, save_content
 from tests.kit.s3_server import S3Server, serve_s3
 from tests.kit.toxic_proxy import ToxicProxy, serve_proxy
-from tests.unit.objects.cloud.servers import open_cloud
+from tests.unit.objects.cloud.servers import QUICK, open_cloud
 
+OFTEN: Final = {**QUICK, "max_retries": 5}
 LARGE: Final[Content] = {"own": random_bytes("large", 3 << 20)}
 
 
@@ -51,7 +52,7 @@ def test_replies_that_are_cut_are_read_again(server: S3Server, proxy: ToxicProxy
     save_content(open_cloud(server), "run/1", LARGE)
     proxy.cut_after_bytes, proxy.cuts_left = after_bytes, 2
 
-    state = read_state(open_through(proxy, server, retry_config={"max_retries": 5}))
+    state = read_state(open_through(proxy, server, retry_config=OFTEN))
 
     assert holds(state, "run/1", LARGE)
     assert proxy.num_cuts == 2
@@ -61,7 +62,7 @@ def test_replies_that_are_cut_are_read_again(server: S3Server, proxy: ToxicProxy
 def test_requests_that_are_cut_are_sent_again(server: S3Server, proxy: ToxicProxy, after_bytes: int) -> None:
     proxy.cut_direction, proxy.cut_after_bytes, proxy.cuts_left = "request", after_bytes, 2
 
-    save_content(open_through(proxy, server, retry_config={"max_retries": 5}), "run/1", LARGE)
+    save_content(open_through(proxy, server, retry_config=OFTEN), "run/1", LARGE)
 
     assert proxy.num_cuts == 2
     assert holds(read_state(open_cloud(server)), "run/1", LARGE)
@@ -102,7 +103,7 @@ def test_a_line_on_which_nothing_moves_ends_in_an_error(server: S3Server, proxy:
     """The limit for one request is short here; nothing else in the test waits for it."""
     save_content(open_cloud(server), "run/1", LARGE)
     proxy.latency_s = 3600.0
-    options = {"client_options": {"timeout": timedelta(seconds=0.2)}, "retry_config": {"max_retries": 1}}
+    options = {"client_options": {"timeout": timedelta(seconds=0.2)}, "retry_config": {**QUICK, "max_retries": 1}}
 
     with pytest.raises(StoreError, match="did not answer"):
         read_state(open_through(proxy, server, **options))
