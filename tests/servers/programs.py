@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +26,10 @@ _NODE_PROGRAMS: Final = Path(sys.prefix, "servers", "node_modules", ".bin")
 """Where `make servers` installs what npm provides."""
 
 
+_LIBC: Final = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG: Final = 1
+
+
 def require_program(name: str) -> str:
     """Return the path of a server; skip the test if it is not installed."""
     folders = [str(Path(sys.executable).parent), str(_NODE_PROGRAMS), os.environ.get("PATH", "")]
@@ -40,6 +46,11 @@ def find_free_ports(count: int) -> list[int]:
         return [int(each.getsockname()[1]) for each in sockets]
 
 
+def die_with_parent() -> None:
+    """Let the kernel kill this process when the one that started it ends, also if that is killed itself."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 class ServerProcess:
     """A server in a process of its own, which can be killed and started again."""
 
@@ -52,7 +63,12 @@ class ServerProcess:
         """Start it, and wait until it answers a request to `url`, with whatever answer."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._log.parent
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._log.parent,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - calls one function of C, and imports nothing
             )
         end_s = time.monotonic() + PATIENCE_S
         while not answers(url):
