@@ -55,7 +55,7 @@ EVERY_VERB = [
         ("nowhere", "nowhere is not a store; create one with `holdfast -s"),
         ("data/config.json", "data/config.json is a file, not a store; a store is a directory"),
         ("data", "data is not empty and has no config, so it is no store: 'config.json' is there"),
-        ("s3://bucket/x", "object stores in the cloud are not supported by this version; use a local path"),
+        ("s3://b/x", "names no bucket that can exist"),
         ("ftp://x", "the scheme 'ftp' is not supported"),
         ("s3:/bucket/x", "a URL begins with a scheme and two slashes; a directory of that name is ./s3:/bucket/x"),
         ("simplecache::s3://bucket/x", "a URL begins with a scheme and two slashes"),
