@@ -22,12 +22,14 @@ _LIKE: Final[dict[Fault, StoreFault]] = {"lose reply": StoreFault.REPLY_LOST, "5
 
 
 @contextmanager
-def failing_at(server: S3Server, at: int, fault: Fault) -> Iterator[list[Request]]:
-    """Let the `at`-th request go wrong, counted from 1; yields the requests so far."""
+def failing_at(server: S3Server, at: int, fault: Fault, *, kind: str = "") -> Iterator[list[Request]]:
+    """Let the `at`-th request of a kind, or of any kind, go wrong, counted from 1; yields those requests so far."""
     seen: list[Request] = []
     lock = Lock()
 
     def choose(request: Request) -> Fault | None:
+        if kind not in ("", request.kind):
+            return None
         with lock:
             seen.append(request)
             return fault if len(seen) == at else None
@@ -46,12 +48,13 @@ def iter_request_runs(
     open_clean: Callable[[], ObjectStore],
     *,
     ats: Iterable[int] | None = None,
+    kind: str = "",
 ) -> Iterator[Run]:
-    """Yield a run for each request of `verb`, each on the objects that the server has now."""
+    """Yield a run for each request of `verb`, or each of a kind, each on the objects that the server has now."""
     base = copy_objects(server)
     for at in ats or count(1):
         server.objects = dict(base)
-        with failing_at(server, at, fault) as seen:
+        with failing_at(server, at, fault, kind=kind) as seen:
             outcome, error = attempt(verb, open_clean())
         if len(seen) < at:
             assert outcome == "returned", (verb, fault, at, error)
