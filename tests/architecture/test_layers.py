@@ -43,7 +43,8 @@ ROOMS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "objects": (
         ("blocks", "storage_options", "thread_pool"),
         ("protocol",),
-        ("listing", "settle", "memory", "together"),
+        ("together",),
+        ("listing", "settle", "memory"),
         ("local", "cloud"),
         ("url",),
     ),

@@ -8,6 +8,7 @@ of rounds: how many times the latency of one request the operation takes at leas
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ class Rounds:
     greatest: int = 0
     requests: list[str] = field(default_factory=list)
     """What each request did, in the order in which they began."""
+    levels: Counter[int] = field(default_factory=Counter)
+    """How many requests have each value of the counter: none of these waits for another of them."""
     _here: threading.local = field(default_factory=threading.local)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -41,6 +44,11 @@ class Rounds:
         with self._lock:
             self.greatest = max(self.greatest, self.find())
             self.requests.append(what)
+            self.levels[self.find()] += 1
+
+    def count_waves(self, at_once: int) -> int:
+        """Return the rounds if at most `at_once` requests are in flight: requests of one level then wait in turns."""
+        return sum(-(-number // at_once) for number in self.levels.values())
 
     def start_at(self, value: int) -> None:
         """Let this thread begin a task at `value`."""

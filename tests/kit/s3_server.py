@@ -38,7 +38,7 @@ class Request:
 
     method: str
     key: str
-    """The key, or the prefix of a listing."""
+    """The key, or the prefix of a listing; the keys of a request that deletes several, one on each line."""
     kind: Literal["GET", "HEAD", "PUT", "DELETE", "LIST"]
     authorization: str = ""
     """The header that names the key of the client."""
@@ -121,6 +121,9 @@ def serve_objects(state: S3Server, handler: type[S3Handler]) -> Iterator[None]:
 
 
 class _QuietServer(ThreadingHTTPServer):
+    # Clients open many connections at once. One that does not fit in the queue is tried again after seconds.
+    request_queue_size = 512
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print nothing about connections that a client or a proxy has cut."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
@@ -157,7 +160,7 @@ class S3Handler(BaseHTTPRequestHandler):
         bucket, _, key = unquote(parts.path).lstrip("/").partition("/")
         is_list = self.command == "GET" and "list-type" in query
         if self.command == "POST" and "delete" in query:  # many deletes in one request
-            key = unescape(re.findall(r"<Key>([^<]*)</Key>", body.decode())[0])
+            key = "\n".join(map(unescape, re.findall(r"<Key>([^<]*)</Key>", body.decode())))
         kind: Any = "LIST" if is_list else self.command.replace("POST", "DELETE")
         named = query.get("prefix", "") if is_list else key
         request = Request(self.command, named, kind, self.headers.get("Authorization") or "")
@@ -212,8 +215,9 @@ class S3Handler(BaseHTTPRequestHandler):
             state.objects[key] = Stored(body, time.time() + state.skew_s)
             return 200, {"ETag": state.objects[key].etag}, b""
         if kind == "DELETE":
-            state.objects.pop(key, None)
-            deleted = f"<Deleted><Key>{escape(key)}</Key></Deleted>"
+            for each in key.split("\n"):
+                state.objects.pop(each, None)
+            deleted = "".join(f"<Deleted><Key>{escape(each)}</Key></Deleted>" for each in key.split("\n"))
             return 200, {}, f"<?xml version='1.0'?><DeleteResult>{deleted}</DeleteResult>".encode()
         if found is None:
             return 404, {}, make_error("NoSuchKey")

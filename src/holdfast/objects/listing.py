@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol, runtime_checkable
 
 from holdfast.errors import BadName
 from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore, verify_key
+from holdfast.objects.together import run_together
 
 _MAX_PAGE: Final = 16 * PAGE_LIMIT
 
@@ -36,12 +39,58 @@ def iter_objects(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:
         limit = min(2 * limit, _MAX_PAGE)
 
 
+def list_together(store: ObjectStore, prefixes: Sequence[str]) -> list[list[ObjectInfo]]:
+    """Return all objects below each prefix, ordered by key; the listings run at once if the store wants that."""
+    return run_together(store, [partial(_list_below, store, prefix) for prefix in prefixes])
+
+
+def _list_below(store: ObjectStore, prefix: str) -> list[ObjectInfo]:
+    return list(iter_objects(store, prefix))
+
+
+@dataclass(frozen=True, slots=True)
+class FolderListing:
+    """What is in a folder."""
+
+    objects: Sequence[ObjectInfo]
+    folders: Sequence[str] = ()
+    """Prefixes, each ending with a slash, that contain objects."""
+
+
+def iter_folders(store: ObjectStore, folder: str, expected: Sequence[str]) -> Iterator[ObjectInfo]:
+    """Yield all objects below `folder`, ordered by key; `expected` are the folders that it should contain.
+
+    A store that wants many requests at once is asked for each expected folder, and at the same time for what else the
+    folder contains: that takes as long as listing its largest folder. The names of folders end with a slash.
+    """
+    if not isinstance(store, FolderStore):
+        yield from iter_objects(store, folder)
+        return
+    works = [partial(store.list_folder, folder), *(partial(_list_whole, store, each) for each in expected)]
+    top, *parts = run_together(store, works)
+    others = list_together(store, [each for each in top.folders if each not in expected])
+    found = (top.objects, *(part.objects for part in parts), *others)
+    yield from sorted((info for objects in found for info in objects), key=lambda info: info.key)
+
+
+def _list_whole(store: ObjectStore, folder: str) -> FolderListing:
+    return FolderListing(_list_below(store, folder))
+
+
 @runtime_checkable
 class FlatStore(Protocol):
     """Extra method of a store that lists all objects below a prefix at the cost of a page."""
 
     def list_all(self, prefix: str) -> Sequence[ObjectInfo]:
         """Return every object whose key starts with `prefix`, ordered by key."""
+
+
+@runtime_checkable
+class FolderStore(Protocol):
+    """Extra method of a store that lists one folder without the folders in it."""
+
+    def list_folder(self, folder: str) -> FolderListing:
+        """Return what is directly in a folder, which ends with a slash or is empty for all keys."""
 
 
 @runtime_checkable

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import partial
+from typing import Final, Protocol, TypeVar, runtime_checkable
 
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.thread_pool import Task, ThreadPool
 
 Result = TypeVar("Result")
+
+AHEAD_BYTES: Final = 32 << 20
+"""How many bytes `iter_together` reads before the caller has taken those before them."""
 
 
 def run_together(store: ObjectStore, works: Sequence[Callable[[], Result]]) -> list[Result]:
@@ -38,3 +43,67 @@ def run_together(store: ObjectStore, works: Sequence[Callable[[], Result]]) -> l
 def read_together(store: ObjectStore, keys: Sequence[str], *, limit_bytes: int) -> list[bytes]:
     """Return the whole objects, in order; raises as `ObjectStore.read` does."""
     return run_together(store, [lambda key=key: store.read(key, limit_bytes=limit_bytes) for key in keys])  # type: ignore[misc]  # a default binds it
+
+
+def iter_together(
+    store: ObjectStore, works: Iterable[tuple[Callable[[], Result], int]]
+) -> Generator[Result, None, None]:
+    """Yield the results of functions in order, while later ones run; each comes with the bytes that it will read.
+
+    At most `requests_at_once` of the store run ahead, and at most AHEAD_BYTES, or one. The first failure, in order, is
+    raised. When this ends, for whatever reason, no work is in progress. A store that wants one request at a time is
+    asked by the caller, when the caller takes the result.
+    """
+    size = store.traits.requests_at_once
+    if size <= 1:
+        yield from (work() for work, _ in works)
+        return
+    pool = ThreadPool("holdfast-requests", size)
+    waiting: deque[tuple[Task[Result], int]] = deque()
+    num_bytes = 0
+    try:
+        for work, work_bytes in works:
+            while waiting and (len(waiting) >= size or num_bytes + work_bytes > AHEAD_BYTES):
+                num_bytes -= waiting[0][1]
+                yield _take_first(waiting)
+            # In `waiting` before it can start: an interrupt at any point must find it there.
+            waiting.append((Task(pool, work), work_bytes))
+            pool.enqueue(waiting[-1][0])
+            num_bytes += work_bytes
+        while waiting:
+            yield _take_first(waiting)
+    finally:
+        # From the last to the first, so that none starts while this waits for another.
+        while waiting:
+            waiting[-1][0].abandon()
+            waiting.pop()
+        pool.shutdown()
+
+
+def _take_first(waiting: deque[tuple[Task[Result], int]]) -> Result:
+    """Return the first result; if the wait for it is interrupted, the task stays in `waiting`."""
+    result = waiting[0][0].result()
+    waiting.popleft()
+    return result
+
+
+@runtime_checkable
+class BulkStore(Protocol):
+    """Extra methods of a store that deletes many objects with one request."""
+
+    @property
+    def delete_limit(self) -> int:
+        """How many keys one request can name."""
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Delete at most `delete_limit` objects, in no order; no error for absent ones. An error may leave some."""
+
+
+def delete_together(store: ObjectStore, keys: Sequence[str]) -> None:
+    """Delete objects in no order, with as few requests as the store allows; no error for those that are absent."""
+    if isinstance(store, BulkStore) and len(keys) > 1:
+        size = store.delete_limit
+        batches = [keys[first : first + size] for first in range(0, len(keys), size)]
+        run_together(store, [partial(store.delete_many, batch) for batch in batches])
+    else:
+        run_together(store, [partial(store.delete, key) for key in keys])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from holdfast.errors import NotFound
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.protocol import StoreTraits
-from holdfast.objects.together import read_together, run_together
+from holdfast.objects.together import AHEAD_BYTES, delete_together, iter_together, read_together, run_together
 from tests.kit.rounds import count_rounds
 
 
@@ -72,3 +73,106 @@ def test_objects_are_read_in_one_round(store: Waiting) -> None:
 
     assert found == [key.encode() for key in keys]
     assert (rounds.greatest, len(rounds.requests)) == (2, 21)
+
+
+def test_results_of_a_stream_come_in_order_and_are_worked_on_ahead(store: Waiting) -> None:
+    everybody = threading.Barrier(Waiting.at_once)
+
+    def meet(number: int) -> int:
+        everybody.wait(timeout=30)
+        return number
+
+    works = [(lambda n=n: meet(n), 1) for n in range(3 * Waiting.at_once)]
+    assert list(iter_together(store, works)) == list(range(3 * Waiting.at_once))
+
+
+def test_a_stream_runs_ahead_by_as_many_requests_as_the_store_wants_and_no_more(store: Waiting) -> None:
+    begun: list[int] = []
+    found = iter_together(store, ((lambda n=n: n, 1) for n in _note(begun, 40)))  # type: ignore[misc]
+
+    assert [next(found), next(found)] == [0, 1]
+    assert len(begun) == 2 + Waiting.at_once
+    found.close()
+
+
+def test_a_stream_runs_ahead_by_a_bounded_number_of_bytes(store: Waiting) -> None:
+    begun: list[int] = []
+    found = iter_together(store, ((lambda n=n: n, AHEAD_BYTES // 2) for n in _note(begun, 40)))  # type: ignore[misc]
+
+    assert next(found) == 0
+    assert len(begun) == 3  # two that fit, and the one for which the caller was asked to take the first
+    found.close()
+
+
+def test_a_work_that_is_larger_than_the_limit_runs_alone(store: Waiting) -> None:
+    assert list(iter_together(store, [(lambda: "all", 2 * AHEAD_BYTES)] * 3)) == ["all"] * 3
+
+
+def test_a_store_that_does_not_wait_is_asked_when_the_caller_takes_a_result() -> None:
+    asked: list[int] = []
+    found = iter_together(MemoryStore(), ((lambda n=n: asked.append(n), 1) for n in range(9)))  # type: ignore[misc]
+
+    next(found)
+    next(found)
+
+    assert asked == [0, 1]
+
+
+def test_the_first_failure_of_a_stream_is_raised_after_the_results_before_it(store: Waiting) -> None:
+    def fail(number: int) -> int:
+        if number in (3, 5):
+            raise NotFound(str(number), name=str(number))
+        return number
+
+    found = iter_together(store, ((lambda n=n: fail(n), 1) for n in range(50)))  # type: ignore[misc]
+
+    assert [next(found) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(NotFound, match="3"):
+        next(found)
+
+
+def test_a_stream_counts_a_round_for_each_turn_of_requests(store: Waiting) -> None:
+    store.create("packs/a", b"a")
+    works = [(lambda: store.read("packs/a", limit_bytes=1), 1)] * (3 * Waiting.at_once)
+
+    with count_rounds(MemoryStore, "read") as rounds:
+        assert len(list(iter_together(store, works))) == len(works)
+
+    assert (rounds.greatest, rounds.count_waves(Waiting.at_once)) == (3, 3)
+
+
+def test_objects_are_deleted_one_by_one_where_the_store_has_no_request_for_many(store: Waiting) -> None:
+    for number in range(9):
+        store.create(f"packs/{number}", b"")
+    delete_together(store, [f"packs/{number}" for number in range(1, 20)])
+    assert list(store.contents()) == ["packs/0"]
+
+
+def test_objects_are_deleted_with_as_few_requests_as_the_store_allows() -> None:
+    store = Bulk()
+    for number in range(10):
+        store.create(f"packs/{number}", b"")
+    delete_together(store, [f"packs/{number}" for number in range(10)])
+    assert store.contents() == {}
+    assert sorted(store.batches) == [1, 3, 3, 3]
+
+
+class Bulk(Waiting):
+    """A store that deletes three objects with one request."""
+
+    delete_limit = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[int] = []
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        self.batches.append(len(keys))
+        for key in keys:
+            self.delete(key)
+
+
+def _note(begun: list[int], count: int) -> Iterator[int]:
+    for number in range(count):
+        begun.append(number)
+        yield number

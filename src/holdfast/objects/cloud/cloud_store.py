@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, TypeVar
 from uuid import uuid4
@@ -22,9 +23,10 @@ from holdfast.objects.cloud.client import LARGE_BYTES, ClientOwner, Load
 from holdfast.objects.cloud.failures import Attempt, CloudAction, find_cause, translate
 from holdfast.objects.cloud.place import CloudPlace
 from holdfast.objects.cloud.server_clock import ServerClock
-from holdfast.objects.listing import is_key
+from holdfast.objects.listing import FolderListing, is_key
 from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, StoreTraits, verify_key, verify_prefix
 from holdfast.objects.storage_options import StorageOptions
+from holdfast.objects.together import run_together
 
 Result = TypeVar("Result")
 PACK_BYTES: Final = 64 << 20
@@ -35,6 +37,7 @@ _UPLOAD_TRIES: Final = 3
 _FIRST_PAUSE_S: Final = 0.1
 _SCRATCH: Final = ".scratch"
 """Below this are objects for tests of the server. No key begins with a dot, so no listing contains them."""
+DELETE_LIMIT: Final = 1000
 _TRAITS: Final = StoreTraits(
     exclusive_create=True,
     durable=True,
@@ -138,6 +141,28 @@ class CloudStore:
         """Delete `key` if it is there."""
         self._verify_writable(key)
         self._delete(key)
+
+    def list_folder(self, folder: str) -> FolderListing:
+        """Return what is directly in a folder."""
+        verify_prefix(folder)
+        found = self._list_level(folder.rstrip("/"))
+        return FolderListing(sorted(found.objects, key=lambda info: info.key), sorted(found.folders))
+
+    @property
+    def delete_limit(self) -> int:
+        """The same for all services: what S3 allows."""
+        return DELETE_LIMIT
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Delete objects with one request; a service without such a request gets one for each object."""
+        for key in keys:
+            self._verify_writable(key)
+        what = f"{keys[0]} and {len(keys) - 1} more"
+        try:
+            self._ask("delete", what, lambda: obstore.delete(self.clients.find(), [*keys]))
+        except NotFound:
+            # Azure reports an absent object instead of deleting the others.
+            run_together(self, [partial(self._delete, key) for key in keys])
 
     @contextmanager
     def hold(self, *, exclusive: bool) -> Iterator[bool]:
@@ -304,19 +329,27 @@ class CloudStore:
         self._clock.note_seen(found.values())
         return list(found.values())
 
-    def _walk(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
-        """Yield the objects below one directory in the order of their keys, with one request for each directory."""
+    def _list_level(self, folder: str) -> FolderListing:
+        """Return what is directly in a folder, in any order."""
         found = self._ask(
             "list", folder, lambda: obstore.list_with_delimiter(self.clients.find(), prefix=folder or None)
         )
-        # A server may list the directory itself, as an object whose name ends with a slash.
+        # A server may list the directory itself, as an object whose name ends with a slash. Other programs may have put
+        # objects there whose names are no keys.
         start = f"{folder}/" if folder else ""
-        objects = {meta["path"]: _describe(meta) for meta in found["objects"]}
-        self._clock.note_seen(objects.values())
+        objects = [_describe(meta) for meta in found["objects"]]
+        self._clock.note_seen(objects)
         folders = {path.rstrip("/") + "/" for path in found["common_prefixes"]} - {start}
-        # Other programs may have put objects there whose names are no keys.
-        names = (name for name in objects.keys() | folders if name.startswith(start) and is_key(name.rstrip("/")))
-        for name in sorted(names):
+        return FolderListing(
+            [info for info in objects if info.key.startswith(start) and is_key(info.key)],
+            [path for path in folders if path.startswith(start) and is_key(path[:-1])],
+        )
+
+    def _walk(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
+        """Yield the objects below one directory in the order of their keys, with one request for each directory."""
+        found = self._list_level(folder)
+        objects = {info.key: info for info in found.objects}
+        for name in sorted((*objects, *found.folders)):
             if name in objects:
                 if name.startswith(prefix) and name > after:
                     yield objects[name]
