@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Final
 
 from tests.model.collecting import EMPTY, FLOOR, Collect, Collector, Turn
@@ -227,9 +227,11 @@ def _delete(turn: Turn) -> Steps:
         left -= find_needed(turn.world, turn.world.names, turn.world.leases, turn.rules)
     if not left:
         return _end_mark(turn)
-    key = min(left)
-    world = turn.world._replace(files=turn.world.files - {key})
-    return turn.to(f"deletes {key}", world, keys=left - {key})
+    steps: Steps = []
+    for key in sorted(left) if turn.rules.deletes_in_any_order else (min(left),):
+        world = turn.world._replace(files=turn.world.files - {key})
+        steps += turn.to(f"deletes {key}", world, keys=left - {key})
+    return steps
 
 
 def _end_mark(turn: Turn) -> Steps:
@@ -277,7 +279,7 @@ def _purge_list(turn: Turn) -> Steps:
 
 
 def _purge_plan(turn: Turn) -> Steps:
-    purge: list[tuple[int, int]] = []
+    purge: list[list[tuple[int, int]]] = []
     for name, chain in enumerate(turn.me.names):
         kept = find_roots(turn.world, chain, turn.world.leases, turn.rules)
         dead = [(name, record.generation) for record in chain if record not in kept]
@@ -285,8 +287,10 @@ def _purge_plan(turn: Turn) -> Steps:
             if turn.rules.tombstones == "floor":
                 dead.append((FLOOR, chain[-1].generation + 1))
             dead.append((name, chain[-1].generation))
-        purge += dead if turn.rules.purges == "lowest first" else dead[::-1]
-    return turn.to("finds dead records", at="purge", names=(), purge=tuple(purge))
+        purge.append(dead if turn.rules.purges != "highest first" else dead[::-1])
+    in_turn = zip_longest(*purge) if turn.rules.purges == "names in turn" else purge
+    ordered = tuple(record for records in in_turn for record in records if record is not None)
+    return turn.to("finds dead records", at="purge", names=(), purge=ordered)
 
 
 def _may_forget_name(turn: Turn) -> bool:

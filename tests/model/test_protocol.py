@@ -70,3 +70,18 @@ def test_the_live_set_may_be_read_again_for_each_file(scene: Scene) -> None:
 def test_looking_at_a_fence_again_is_what_protects_leases_that_lose_files_during_life() -> None:
     report = explore(SCENES["save of many renewals, collector"], Rules(trims_lease=True))
     assert not report.broken, show(report)
+
+
+@pytest.mark.parametrize(
+    "title",
+    [
+        "first save, collector",
+        "delete, first save, collector",
+        "overwrite, collector",
+        pytest.param("overwrite, two collectors", marks=pytest.mark.slow),
+    ],
+)
+def test_files_may_be_deleted_in_any_order_and_the_records_of_several_names_in_turn(title: str) -> None:
+    """An object store is asked for many deletes at once."""
+    report = explore(SCENES[title], Rules(purges="names in turn", deletes_in_any_order=True))
+    assert not report.broken, show(report)

@@ -49,7 +49,9 @@ class Rules:
     keeps_superseded: Literal["until released", "until ended", "until ended and complete", "never"] = "until released"
     sweep_reads: Literal["records first", "leases first"] = "records first"
     tombstones: Literal["floor", "no live lease", "at once"] = "floor"
-    purges: Literal["lowest first", "highest first"] = "lowest first"
+    purges: Literal["lowest first", "names in turn", "highest first"] = "lowest first"
+    """"names in turn": the lowest record of each name, then the next one of each."""
+    deletes_in_any_order: bool = False
     removes_fenced: bool = False
     withdraws: Literal["alone", "beside sweeps"] = "alone"
     # The lock

@@ -77,7 +77,11 @@ def read_manifest(store: ObjectStore, ref: ManifestRef) -> Manifest:
     return Manifest(table, key)
 
 
-def read_head(store: ObjectStore, ref: ManifestRef) -> tuple[list[str], tuple[PartRef, ...]]:
+Head = tuple[list[str], tuple[PartRef, ...]]
+"""The packs and parts that a manifest names."""
+
+
+def read_head(store: ObjectStore, ref: ManifestRef) -> Head:
     """Read only the packs and parts that a manifest names; raises as `read_manifest` does."""
     key = manifest_key(ref.manifest_id)
     unread = {"names": lambda names: None}

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 from holdfast.digest import Buffer, Digest, fingerprint, hash_bytes
-from holdfast.errors import Corrupt, NewerFormat
+from holdfast.errors import Corrupt, HoldfastError, NewerFormat
 from holdfast.objects.blocks import LentBlock
 from holdfast.objects.protocol import BlockUpload, ObjectStore
 from holdfast.objects.settle import commit_settled
+from holdfast.objects.together import iter_together
 from holdfast.repo.format.chunk import CHUNK_BYTES, RAW, Location
 from holdfast.repo.format.columns import ColumnType, Schema, Table, column, decode_table, encode_table
 from holdfast.repo.format.layout import is_file_id, pack_key
@@ -34,6 +37,8 @@ TRAILER: Final = struct.Struct("<QQ32s8s8s")
 _MAGIC: Final = b"HFPACK\r\n"
 _END_MAGIC: Final = b"HFPKEND\n"
 _ZEROS: Final = bytes(PAGE_BYTES)
+_TAIL_BYTES: Final = 64 << 10
+"""Size of the read that should contain the whole footer: it has room for a thousand chunks."""
 
 _FOOTER: Final[Schema] = {
     "digest": ColumnType("B", 32),
@@ -177,24 +182,99 @@ class Footer:
 
 def read_footer(store: ObjectStore, pack_id: str) -> Footer:
     """Read and check header, trailer and footer of a pack; raises NotFound, Corrupt or NewerFormat."""
+    ends = _read_ends(store, pack_id, store.stat(pack_key(pack_id)).size_bytes)
+    return _decode_footer(ends, _read_rows(store, ends))
+
+
+def iter_pack_footers(
+    store: ObjectStore, packs: Iterable[tuple[str, int]]
+) -> Generator[Footer | HoldfastError, None, None]:
+    """Yield the footer of each pack, given by its id and size, or the error with which `read_footer` would end.
+
+    They come in order, and later ones are read meanwhile if the store wants that.
+    """
+    ends = ((partial(_try_ends, store, *pack), _TAIL_BYTES) for pack in packs)
+    with closing(iter_together(store, ends)) as found:
+        rows = ((partial(_try_rows, store, each), _count_unread(each)) for each in found)
+        with closing(iter_together(store, rows)) as read:
+            for each in read:
+                yield each if isinstance(each, HoldfastError) else _try_decode(*each)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """The header of a pack, its last bytes, and what its trailer says about the footer."""
+
+    pack_id: str
+    pack_bytes: int
+    header: memoryview
+    tail: memoryview
+    offset: int
+    length: int
+    digest: bytes
+
+    @property
+    def rows(self) -> memoryview | None:
+        """The footer, if it is within the last bytes."""
+        start = len(self.tail) - TRAILER.size - self.length
+        return self.tail[start : start + self.length] if start >= 0 else None
+
+
+def _read_ends(store: ObjectStore, pack_id: str, size: int) -> _Ends:
     key = pack_key(pack_id)
-    size = store.stat(key).size_bytes
     if size < HEADER.size + TRAILER.size:
         raise Corrupt(f"{key} has {size} bytes, too few for a pack", key=key)
     header = _read(store, key, 0, HEADER.size)
     _verify_header(header, pack_id)
-    offset, length, digest, reserved, magic = TRAILER.unpack(_read(store, key, size - TRAILER.size, TRAILER.size))
+    # If a request costs more than the bytes, the footer of most packs comes with the trailer.
+    tail_bytes = min(size, _TAIL_BYTES) if store.traits.requests_at_once > 1 else TRAILER.size
+    tail = _read(store, key, size - tail_bytes, tail_bytes)
+    offset, length, digest, reserved, magic = TRAILER.unpack(tail[-TRAILER.size :])
     if magic != _END_MAGIC or any(reserved) or offset + length + TRAILER.size != size or length > MAX_FOOTER_BYTES:
         raise Corrupt(f"{key} is cut short or its trailer is damaged", key=key)
-    data = _read(store, key, offset, length)
-    if hash_bytes(data) != digest:
+    return _Ends(pack_id, size, header, tail, offset, length, digest)
+
+
+def _read_rows(store: ObjectStore, ends: _Ends) -> memoryview:
+    return _read(store, pack_key(ends.pack_id), ends.offset, ends.length) if ends.rows is None else ends.rows
+
+
+def _decode_footer(ends: _Ends, rows: memoryview) -> Footer:
+    key = pack_key(ends.pack_id)
+    if hash_bytes(rows) != ends.digest:
         raise Corrupt(f"{key} has a damaged footer", key=key)
-    table = decode_table(data, _FOOTER, where=key)
+    table = decode_table(rows, _FOOTER, where=key)
     # The digest of the footer covers the minor version too: if the header states another one, it is damaged.
-    minor: int = HEADER.unpack(header)[2]
-    if minor != Fields(key, table.head).integer("minor") or header != _pack_header(pack_id, PACK_MAJOR, minor):
+    minor: int = HEADER.unpack(ends.header)[2]
+    is_same = minor == Fields(key, table.head).integer("minor")
+    if not is_same or ends.header != _pack_header(ends.pack_id, PACK_MAJOR, minor):
         raise Corrupt(f"{key} has a damaged header", key=key)
-    return _parse_footer(table, pack_id, footer_offset=offset, pack_bytes=size)
+    return _parse_footer(table, ends.pack_id, footer_offset=ends.offset, pack_bytes=ends.pack_bytes)
+
+
+def _try_ends(store: ObjectStore, pack_id: str, size: int) -> _Ends | HoldfastError:
+    try:
+        return _read_ends(store, pack_id, size)
+    except HoldfastError as error:
+        return error
+
+
+def _count_unread(ends: _Ends | HoldfastError) -> int:
+    return 0 if isinstance(ends, HoldfastError) or ends.rows is not None else ends.length
+
+
+def _try_rows(store: ObjectStore, ends: _Ends | HoldfastError) -> tuple[_Ends, memoryview] | HoldfastError:
+    try:
+        return ends if isinstance(ends, HoldfastError) else (ends, _read_rows(store, ends))
+    except HoldfastError as error:
+        return error
+
+
+def _try_decode(ends: _Ends, rows: memoryview) -> Footer | HoldfastError:
+    try:
+        return _decode_footer(ends, rows)
+    except HoldfastError as error:
+        return error
 
 
 def _read(store: ObjectStore, key: str, start: int, length: int) -> memoryview:

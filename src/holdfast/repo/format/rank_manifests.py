@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Final, NamedTuple
 
 from holdfast.digest import Digest
 from holdfast.errors import Corrupt
 from holdfast.objects.protocol import ObjectStore
+from holdfast.objects.together import run_together
 from holdfast.repo.format.boxes import Box, is_span, span_of
 from holdfast.repo.format.chunk import ChunkRef
 from holdfast.repo.format.entry import NO_RANK, Entry, digest_parts, digest_snapshot, find_shape
 from holdfast.repo.format.layout import ManifestRef
-from holdfast.repo.format.manifest import Manifest, build_table, read_head, read_manifest
+from holdfast.repo.format.manifest import Head, Manifest, build_table, read_head, read_manifest
 
 SPAN_DIMS: Final = 1
 """The dims of an entry that is a span of bytes: the box of a chunk is its first byte and its size."""
@@ -72,8 +74,13 @@ class Manifests:
 def read_manifests(store: ObjectStore, ref: ManifestRef) -> Manifests:
     """Read all manifests of a snapshot; raises NotFound, Corrupt or NewerFormat."""
     root = read_manifest(store, ref)
-    parts = tuple(read_manifest(store, part.manifest) for part in root.parts)
-    return Manifests(root, parts, ref.size_bytes + sum(part.manifest.size_bytes for part in root.parts))
+    parts = run_together(store, [partial(read_manifest, store, part.manifest) for part in root.parts])
+    return join_parts(ref, root, parts)
+
+
+def join_parts(ref: ManifestRef, root: Manifest, parts: Iterable[Manifest]) -> Manifests:
+    """Return the manifests of a snapshot, of which `root` was read from `ref`."""
+    return Manifests(root, tuple(parts), ref.size_bytes + sum(part.manifest.size_bytes for part in root.parts))
 
 
 def read_view(store: ObjectStore, ref: ManifestRef) -> Manifest:
@@ -90,11 +97,14 @@ class Needs(NamedTuple):
 
 def read_needs(store: ObjectStore, ref: ManifestRef) -> Needs:
     """Read only which files a snapshot needs; raises NotFound, Corrupt or NewerFormat."""
-    packs, parts = read_head(store, ref)
-    for part in parts:
-        packs += read_head(store, part.manifest)[0]
-    manifests = [ref.manifest_id, *(part.manifest.manifest_id for part in parts)]
-    return Needs(manifests, list(dict.fromkeys(packs)))
+    head = read_head(store, ref)
+    return find_needs(ref, head, run_together(store, [partial(read_head, store, part.manifest) for part in head[1]]))
+
+
+def find_needs(ref: ManifestRef, root: Head, parts: Iterable[Head]) -> Needs:
+    """Return the files that a snapshot needs, from what was read of its root and its parts."""
+    packs = dict.fromkeys(pack for head in (root, *parts) for pack in head[0])
+    return Needs([ref.manifest_id, *(part.manifest.manifest_id for part in root[1])], list(packs))
 
 
 def merge(manifests: Manifests, rank: int | None = None) -> Manifest:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from holdfast.errors import NewerFormat, NotAStore, ObjectExists, StoreFull
+from holdfast.objects.listing import FolderStore
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import find_path, holds_config, locate_store_root
 from holdfast.repo.format.layout import CONFIG, PREFIXES, SHELVES, new_write_id
@@ -24,6 +25,8 @@ FORMAT_MINOR: Final = 0
 OPERATIONS: Final = ("read", "write", "collect")
 """The operations that can require a feature."""
 _KNOWN_FEATURES: Final[frozenset[str]] = frozenset()
+_CONFIRMED: Final = 1
+"""The generation of the config in most stores: the first one is written once more, to confirm it."""
 _HEAD_BYTES: Final = 512
 _MAX_NAMES: Final = 10_000
 """How many names of a folder are read; a folder of a million files can be described without listing them all."""
@@ -131,7 +134,7 @@ def verify_empty(store: ObjectStore) -> None:
 
 def read_config(store: ObjectStore) -> Config | None:
     """Return the config of a store, None if there is none; raises NewerFormat if this version cannot read it."""
-    newest = read_newest(store, CONFIG)
+    newest = read_newest(store, CONFIG, likely=_CONFIRMED)
     return parse_config(newest.fields, url=store.url) if newest.fields else None
 
 
@@ -155,6 +158,10 @@ def parse_config(fields: Fields, *, url: str) -> Config:
 
 def read_unknown_prefix(store: ObjectStore) -> str | None:
     """Return the first key outside the format's prefixes, None if none; a later version may write such keys."""
+    if isinstance(store, FolderStore):
+        top = store.list_folder("")
+        if not top.objects and all(folder in PREFIXES for folder in top.folders):
+            return None
     after = ""
     while True:
         page = store.list("", after=after, limit=1)

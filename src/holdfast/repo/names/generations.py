@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
-from holdfast.errors import CommitUnknown, Corrupt, NameInUse, NotFound, ObjectExists, StoreError
+from holdfast.errors import CommitUnknown, Corrupt, HoldfastError, NameInUse, NotFound, ObjectExists, StoreError
 from holdfast.json_text import Json
-from holdfast.objects.listing import iter_objects
-from holdfast.objects.protocol import ObjectStore
+from holdfast.objects.listing import iter_folders, iter_objects
+from holdfast.objects.protocol import ObjectInfo, ObjectStore
 from holdfast.objects.settle import create_settled
-from holdfast.repo.format.layout import generation_key, split_generation
+from holdfast.objects.together import iter_together, run_together
+from holdfast.repo.format.layout import SHELVES, SNAPSHOTS, generation_key, split_generation
 from holdfast.repo.format.record import MAX_RECORD_BYTES, Fields, decode_record, encode_record
 
 RELISTS: Final = 8
 """How often a listing is repeated because a listed record was deleted before it was read."""
+USUAL_BYTES: Final = 4096
+"""Of a record: what is counted for one that is read ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +42,28 @@ def list_generations(store: ObjectStore, stem: str) -> list[int]:
 
 def iter_stems(store: ObjectStore, prefix: str) -> Iterator[tuple[str, list[int]]]:
     """Yield each stem whose key starts with `prefix`, with its generations, lowest first."""
-    splits = (split for info in iter_objects(store, prefix) if (split := split_generation(info.key)))
+    for stem, infos in iter_stem_objects(store, prefix):
+        yield stem, list(infos)
+
+
+def iter_stem_objects(store: ObjectStore, prefix: str) -> Iterator[tuple[str, dict[int, ObjectInfo]]]:
+    """Yield each stem whose key starts with `prefix`, with its objects by generation, lowest first."""
+    found = iter_folders(store, SNAPSHOTS, SHELVES) if prefix == SNAPSHOTS else iter_objects(store, prefix)
+    splits = ((split, info) for info in found if (split := split_generation(info.key)))
     # Keys are ordered and the generation is last, so the generations of one stem are neighbours.
-    for stem, group in itertools.groupby(splits, key=lambda split: split[0]):
-        yield stem, [generation for _, generation in group]
+    for stem, group in itertools.groupby(splits, key=lambda pair: pair[0][0]):
+        yield stem, {generation: info for (_, generation), info in group}
 
 
-def read_newest(store: ObjectStore, stem: str) -> Newest:
-    """Read the value of `stem`; raises Corrupt if its newest record is damaged: an older one would be outdated."""
+def read_newest(store: ObjectStore, stem: str, *, likely: int | None = None) -> Newest:
+    """Read the value of `stem`; raises Corrupt if its newest record is damaged: an older one would be outdated.
+
+    A store that wants many requests at once is asked for the generation `likely` while the generations are listed.
+    """
+    if likely is not None and store.traits.requests_at_once > 1:
+        newest = _read_likely(store, stem, likely)
+        if newest:
+            return newest
     for _ in range(RELISTS):
         newest = _read_highest(store, stem, list_generations(store, stem))
         if newest:
@@ -70,6 +88,51 @@ def _read_highest(store: ObjectStore, stem: str, generations: list[int]) -> Newe
             fields.expect(generation=generation)
             return Newest(stem, fields, generation, next_generation)
     return Newest(stem, None, -1, next_generation)
+
+
+def _read_likely(store: ObjectStore, stem: str, likely: int) -> Newest | None:
+    """Read a generation and list all at the same time; None if it is not the highest, or torn."""
+    reads: list[Callable[[], list[int] | ReadRecord]] = [
+        partial(list_generations, store, stem),
+        partial(try_record, store, generation_key(stem, likely)),
+    ]
+    generations, found = run_together(store, reads)
+    assert isinstance(generations, list)
+    assert isinstance(found, ReadRecord)
+    if generations[-1:] != [likely] or isinstance(found.error, NotFound):
+        return None
+    fields = found.take_fields()
+    if fields is None:
+        return None
+    fields.expect(generation=likely)
+    return Newest(stem, fields, likely, likely + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRecord:
+    """What reading one record gave: its fields, None if it is torn, or an error."""
+
+    fields: Fields | None = None
+    error: HoldfastError | None = None
+
+    def take_fields(self) -> Fields | None:
+        """Return the fields, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        return self.fields
+
+
+def iter_records(store: ObjectStore, keys: Iterable[str]) -> Generator[ReadRecord, None, None]:
+    """Yield what reading each record gives, in order; later ones are read meanwhile if the store wants that."""
+    return iter_together(store, ((partial(try_record, store, key), USUAL_BYTES) for key in keys))
+
+
+def try_record(store: ObjectStore, key: str) -> ReadRecord:
+    """Read and decode one record, without raising."""
+    try:
+        return ReadRecord(read_record(store, key))
+    except HoldfastError as error:
+        return ReadRecord(error=error)
 
 
 def read_record(store: ObjectStore, key: str) -> Fields | None:

@@ -5,15 +5,21 @@ A fenced save may withdraw its commit. The snapshot that it replaced is therefor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
-from holdfast.errors import Corrupt, NewerFormat, NotFound
-from holdfast.objects.protocol import ObjectStore
+from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound
+from holdfast.objects.listing import FlatStore, list_together
+from holdfast.objects.protocol import ObjectInfo, ObjectStore
+from holdfast.objects.together import run_together
 from holdfast.repo.format.layout import (
     LEASES,
+    MANIFESTS,
     MAX_GENERATION,
+    PACKS,
     SNAPSHOTS,
     TAGS,
     generation_key,
@@ -23,9 +29,19 @@ from holdfast.repo.format.layout import (
     snapshot_stem,
     tag_stem,
 )
-from holdfast.repo.format.rank_manifests import read_needs
+from holdfast.repo.format.manifests_ahead import iter_needs
+from holdfast.repo.format.rank_manifests import Needs
 from holdfast.repo.format.record import Fields
-from holdfast.repo.names.generations import RELISTS, iter_stems, list_generations, read_newest, read_record
+from holdfast.repo.names.generations import (
+    RELISTS,
+    ReadRecord,
+    iter_records,
+    iter_stem_objects,
+    iter_stems,
+    list_generations,
+    read_newest,
+    read_record,
+)
 from holdfast.repo.names.marks import read_marked
 from holdfast.repo.names.snapshots import CommittedSnapshot, NameState, parse_snapshot
 
@@ -86,25 +102,28 @@ _Chain = list[tuple[int, Fields]]
 
 def read_leases(store: ObjectStore) -> dict[str, LeaseView]:
     """Read the state of every lease."""
-    leases = {}
-    for stem, generations in iter_stems(store, LEASES):
-        lease_id = stem.removeprefix(LEASES)
-        key = generation_key(stem, generations[-1])
-        standing: LeaseStanding = "live"
-        purpose = host = ""
-        renewed_s = store.clock()
-        try:
-            renewed_s = store.stat(key).modified_s
-            fields = read_record(store, key)
-            if fields:
-                standing = judge_standing(fields.text("state"), lowest=generations[0])
-                purpose, host = fields.text("purpose"), fields.text("host")
-        except NotFound:
-            continue  # it was released, and is being deleted
-        except (Corrupt, NewerFormat):
-            pass
-        leases[lease_id] = LeaseView(lease_id, tuple(generations), standing, renewed_s, purpose, host)
-    return leases
+    stems = list(iter_stem_objects(store, LEASES))
+    records = iter_records(store, (infos[max(infos)].key for _, infos in stems))
+    views = (_view_lease(stem, infos, record) for (stem, infos), record in zip(stems, records, strict=True))
+    return {view.lease_id: view for view in views if view}
+
+
+def _view_lease(stem: str, infos: Mapping[int, ObjectInfo], highest: ReadRecord) -> LeaseView | None:
+    """Return the state of a lease; None if it was released, and is being deleted."""
+    if isinstance(highest.error, NotFound):
+        return None
+    if not isinstance(highest.error, Corrupt | NewerFormat | None):
+        raise highest.error
+    standing: LeaseStanding = "live"
+    purpose = host = ""
+    generations = tuple(infos)
+    try:
+        if highest.fields:
+            standing = judge_standing(highest.fields.text("state"), lowest=generations[0])
+            purpose, host = highest.fields.text("purpose"), highest.fields.text("host")
+    except Corrupt:
+        pass
+    return LeaseView(stem.removeprefix(LEASES), generations, standing, infos[generations[-1]].modified_s, purpose, host)
 
 
 def read_live(store: ObjectStore) -> Live:
@@ -118,11 +137,10 @@ def read_live(store: ObjectStore) -> Live:
 
 
 def _read_live(store: ObjectStore) -> Live:
-    chains = [
-        (stem, generations, _read_chain(store, stem, generations))
-        for prefix in (SNAPSHOTS, TAGS)
-        for stem, generations in iter_stems(store, prefix)
-    ]
+    stems = [each for prefix in (SNAPSHOTS, TAGS) for each in iter_stems(store, prefix)]
+    keys = (generation_key(stem, number) for stem, generations in stems for number in reversed(generations))
+    with closing(iter_records(store, keys)) as records:
+        chains = [(*each, _read_chain(*each, records)) for each in stems]
     # Leases after records: if the lease of a record read above is missing now, it was released.
     leases = read_leases(store)
     live = Live()
@@ -134,19 +152,21 @@ def _read_live(store: ObjectStore) -> Live:
         dead = tuple(generation for generation in generations if generation not in kept and generation < top)
         if dead:
             live.dead_records.append(DeadRecords(stem, dead))
-    for snapshot in [*live.current, *live.superseded]:
-        live.committed_under.add(snapshot.lease_id)
-        for key in _find_needed(store, snapshot, leases, live.superseded):
-            live.needs.setdefault(key, []).append(snapshot)
+    snapshots = [*live.current, *live.superseded]
+    with closing(iter_needs(store, [snapshot.manifest for snapshot in snapshots])) as found:
+        for snapshot, needs in zip(snapshots, found, strict=True):
+            live.committed_under.add(snapshot.lease_id)
+            for key in _verify_needed(store, snapshot, _list_needed(needs), leases, live.superseded):
+                live.needs.setdefault(key, []).append(snapshot)
     return live
 
 
-def _read_chain(store: ObjectStore, stem: str, generations: list[int]) -> _Chain:
-    """Read the generations of a stem that are not torn, highest first; raises if the highest is damaged."""
+def _read_chain(stem: str, generations: list[int], records: Iterator[ReadRecord]) -> _Chain:
+    """Return the generations of a stem that are not torn, highest first; raises if the highest is damaged."""
     chain: _Chain = []
     for generation in reversed(generations):
         try:
-            fields = read_record(store, generation_key(stem, generation))
+            fields = next(records).take_fields()
             if fields:
                 verify_record(fields, stem, generation)
         except NotFound as error:
@@ -187,13 +207,14 @@ def _keep_roots(chain: _Chain, leases: dict[str, LeaseView], live: Live) -> set[
     return kept
 
 
-def _find_needed(
+def _verify_needed(
     store: ObjectStore,
     snapshot: CommittedSnapshot,
+    needed: list[str],
     leases: dict[str, LeaseView],
     superseded: Sequence[CommittedSnapshot],
 ) -> list[str]:
-    needed = list(iter_needed(store, snapshot))
+    """Return the files that a root needs, as read from its manifests; raises if these must exist and do not."""
     lease = leases.get(snapshot.lease_id)
     # A fenced save may have died before it withdrew its record. Its files may be gone; older records are roots as well.
     if needed or (lease and lease.standing == "fenced"):
@@ -268,7 +289,7 @@ def read_rollback_target(store: ObjectStore, state: NameState) -> RollbackTarget
         # Marks are read after the record: a collector that publishes a mark later has read this record as a root.
         marked = read_marked(store)
         needed = list(iter_needed(store, snapshot))
-        if needed and all(is_present(store, key) for key in needed):
+        if needed and len(read_infos(store, needed)) == len(needed):
             return "undecided" if marked.intersection(needed) else snapshot
     return None
 
@@ -282,18 +303,34 @@ def _read_below(store: ObjectStore, stem: str, generation: int) -> Fields | None
 
 def iter_needed(store: ObjectStore, snapshot: CommittedSnapshot) -> Iterator[str]:
     """Yield the keys of the manifests and packs of a snapshot; nothing if a manifest is missing."""
+    yield from _list_needed(next(iter_needs(store, [snapshot.manifest])))
+
+
+def _list_needed(needs: Needs | HoldfastError) -> list[str]:
+    if isinstance(needs, NotFound):
+        return []
+    if isinstance(needs, HoldfastError):
+        raise needs
+    return [*map(manifest_key, needs.manifests), *map(pack_key, needs.packs)]
+
+
+def read_infos(store: ObjectStore, keys: Sequence[str]) -> dict[str, ObjectInfo]:
+    """Return what the store knows about those of the packs and manifests `keys` that exist."""
+    if isinstance(store, FlatStore) and len(keys) > store.traits.requests_at_once:
+        wanted = frozenset(keys)
+        listed = (info for objects in list_together(store, (MANIFESTS, PACKS)) for info in objects)
+        return {info.key: info for info in listed if info.key in wanted}
+    found = run_together(store, [partial(_read_info, store, key) for key in keys])
+    return {info.key: info for info in found if info}
+
+
+def _read_info(store: ObjectStore, key: str) -> ObjectInfo | None:
     try:
-        needs = read_needs(store, snapshot.manifest)
+        return store.stat(key)
     except NotFound:
-        return
-    yield from map(manifest_key, needs.manifests)
-    yield from map(pack_key, needs.packs)
+        return None
 
 
 def is_present(store: ObjectStore, key: str) -> bool:
     """Return whether an object exists."""
-    try:
-        store.stat(key)
-    except NotFound:
-        return False
-    return True
+    return _read_info(store, key) is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from holdfast.digest import Digest, short_hex
@@ -12,6 +13,7 @@ from holdfast.display.readable import format_when
 from holdfast.errors import Corrupt, NewerFormat, NotFound
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
+from holdfast.objects.together import iter_together
 from holdfast.repo.format.layout import (
     SNAPSHOTS,
     ManifestRef,
@@ -24,7 +26,7 @@ from holdfast.repo.format.layout import (
     verify_name,
 )
 from holdfast.repo.format.record import Fields
-from holdfast.repo.names.generations import Newest, change_name, iter_stems, read_listed, read_newest
+from holdfast.repo.names.generations import USUAL_BYTES, Newest, change_name, iter_stems, read_listed, read_newest
 from holdfast.texts import format_bytes
 
 MAX_METADATA_BYTES: Final = 1 << 20
@@ -72,15 +74,15 @@ class DamagedName:
     error: Corrupt | NewerFormat
 
 
-def read_name(store: ObjectStore, name: str) -> NameState:
-    """Read the current state of `name`."""
+def read_name(store: ObjectStore, name: str, *, likely: int | None = None) -> NameState:
+    """Read the current state of `name`, at once if its newest generation is `likely` (see `read_newest`)."""
     name = verify_name(name)
-    return _parse_state(read_newest(store, snapshot_stem(name)), name)
+    return _parse_state(read_newest(store, snapshot_stem(name), likely=likely), name)
 
 
 def read_snapshot(store: ObjectStore, name: str) -> CommittedSnapshot:
     """Read the current snapshot of `name`, or raise NotFound."""
-    snapshot = read_name(store, name).snapshot
+    snapshot = read_name(store, name, likely=0).snapshot
     if snapshot is None:
         raise NotFound(f"no snapshot {name!r} in {store.url}; `holdfast ls` lists the snapshots", name=name)
     return snapshot
@@ -107,10 +109,9 @@ def iter_user_names(store: ObjectStore, prefix: str = "") -> Iterator[CommittedS
 def _iter_names(
     store: ObjectStore, prefix: str, is_wanted: Callable[[str], bool]
 ) -> Iterator[CommittedSnapshot | DamagedName]:
-    for stem, generations in iter_stems(store, SNAPSHOTS):
-        if not is_wanted(stem):
-            continue
-        found = read_listed_snapshot(store, stem, generations)
+    wanted = ((stem, generations) for stem, generations in iter_stems(store, SNAPSHOTS) if is_wanted(stem))
+    reads = ((partial(read_listed_snapshot, store, *each), USUAL_BYTES) for each in wanted)
+    for found in iter_together(store, reads):
         if isinstance(found, DamagedName) or (found and found.name.startswith(prefix)):
             yield found
 

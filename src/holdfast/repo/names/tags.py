@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from holdfast.digest import Digest, short_hex
 from holdfast.display.readable import format_when
 from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
+from holdfast.objects.together import iter_together
 from holdfast.repo.format.layout import TAGS, escape_name, new_write_id, tag_stem, verify_name
-from holdfast.repo.names.generations import Newest, change_name, iter_stems, read_listed, read_newest
+from holdfast.repo.names.generations import USUAL_BYTES, Newest, change_name, iter_stems, read_listed, read_newest
 from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName
 
 
@@ -33,20 +35,21 @@ class Tag:
 def read_tag(store: ObjectStore, name: str) -> Tag | None:
     """Read a tag; None if it does not exist."""
     name = verify_name(name, what="tag")
-    return _parse_tag(read_newest(store, tag_stem(name)), name)
+    return _parse_tag(read_newest(store, tag_stem(name), likely=0), name)
 
 
 def iter_tags(store: ObjectStore) -> Iterator[Tag | DamagedName]:
     """Yield every tag, ordered by key; a tag that cannot be read as a DamagedName."""
-    for stem, generations in iter_stems(store, TAGS):
-        try:
-            newest = read_listed(store, stem, generations)
-            tag = _parse_tag(newest, newest.fields.text("name")) if newest.fields else None
-        except (Corrupt, NewerFormat) as error:
-            yield DamagedName(stem, error)
-            continue
-        if tag:
-            yield tag
+    reads = ((partial(_read_listed_tag, store, *each), USUAL_BYTES) for each in iter_stems(store, TAGS))
+    return (tag for tag in iter_together(store, reads) if tag)
+
+
+def _read_listed_tag(store: ObjectStore, stem: str, generations: list[int]) -> Tag | DamagedName | None:
+    try:
+        newest = read_listed(store, stem, generations)
+        return _parse_tag(newest, newest.fields.text("name")) if newest.fields else None
+    except (Corrupt, NewerFormat) as error:
+        return DamagedName(stem, error)
 
 
 def set_tag(store: ObjectStore, name: str, snapshot: CommittedSnapshot, *, move: bool = False) -> Tag:

@@ -12,7 +12,7 @@ from holdfast.objects.listing import iter_objects
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.chunk import ChunkRef, Location
 from holdfast.repo.format.layout import PACKS
-from holdfast.repo.format.pack import Footer, PackedChunk, parse_pack_key, read_footer
+from holdfast.repo.format.pack import Footer, PackedChunk, iter_pack_footers, parse_pack_key
 from holdfast.repo.handle.repository import Repository
 
 ROW_COST_BYTES: Final = 400
@@ -70,10 +70,10 @@ class Copies:
 
 def iter_footers(store: ObjectStore) -> Iterator[tuple[str, Footer]]:
     """Yield the id and footer of every pack whose footer can be read."""
-    for info in iter_objects(store, PACKS):
-        pack_id = parse_pack_key(info.key)
-        if pack_id:
-            try:
-                yield pack_id, read_footer(store, pack_id)
-            except (NotFound, Corrupt, NewerFormat, StoreError):
-                continue
+    listed = ((parse_pack_key(info.key), info.size_bytes) for info in iter_objects(store, PACKS))
+    packs = [(pack_id, size_bytes) for pack_id, size_bytes in listed if pack_id]
+    for (pack_id, _), footer in zip(packs, iter_pack_footers(store, packs), strict=True):
+        if isinstance(footer, Footer):
+            yield pack_id, footer
+        elif not isinstance(footer, NotFound | Corrupt | NewerFormat | StoreError):
+            raise footer

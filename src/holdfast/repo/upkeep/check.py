@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from holdfast.digest import Digest, hash_bytes, short_hex
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound, StoreError
 from holdfast.lru import LruCache
 from holdfast.objects.listing import LinkedStore, iter_objects
-from holdfast.objects.protocol import ObjectStore
+from holdfast.objects.protocol import ObjectInfo, ObjectStore
+from holdfast.objects.together import iter_together
 from holdfast.progress import Progress, Silent
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import CHUNK_BYTES, RAW, ChunkRef, Location
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import INDEX, MANIFESTS, PACKS, manifest_key, pack_key
 from holdfast.repo.format.manifest import decode_manifest
-from holdfast.repo.format.pack import HEADER, Footer, PackedChunk, parse_pack_key, read_footer
-from holdfast.repo.format.rank_manifests import Manifests, read_manifests
+from holdfast.repo.format.manifests_ahead import iter_manifests, take_read
+from holdfast.repo.format.pack import HEADER, Footer, PackedChunk, iter_pack_footers, parse_pack_key, read_footer
+from holdfast.repo.format.rank_manifests import Manifests
 from holdfast.repo.handle.index import Fragment
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES
 from holdfast.repo.names.snapshots import CommittedSnapshot
@@ -96,32 +99,29 @@ class Checker:
         self._progress.begin("check packs", pack_bytes)
         try:
             with Engine("holdfast-scrub", budget_bytes=self._budget_bytes, waits=True) as engine:
-                sections = self._iter_sections([info.key for info in packs])
+                sections = self._iter_sections(packs)
                 for outcome in Scrubber(self._store, engine, self._stages).scrub(sections):
                     yield from self._judge(outcome)
         finally:
             self._progress.end()
 
-    def _iter_sections(self, keys: list[str]) -> Iterator[PackSection]:
+    def _iter_sections(self, listed: Iterable[ObjectInfo]) -> Iterator[PackSection]:
         """Check each pack's footer and, if every byte is checked, yield its sections."""
-        for key in keys:
-            pack_id = parse_pack_key(key)
-            if pack_id is None:
-                continue
+        packs = [(info.key.removeprefix(PACKS), info.size_bytes) for info in listed if parse_pack_key(info.key)]
+        for (pack_id, _), footer in zip(packs, iter_pack_footers(self._store, packs), strict=True):
             self.tally.packs += 1
             self.tally.objects += 1
-            try:
-                footer = read_footer(self._store, pack_id)
-            except NotFound:
+            if isinstance(footer, NotFound):
                 continue
-            except (Corrupt, NewerFormat, StoreError) as error:
-                self._bad_footers[pack_id] = self._damaged_packs[pack_id] = str(error)
+            if isinstance(footer, Corrupt | NewerFormat | StoreError):
+                self._bad_footers[pack_id] = self._damaged_packs[pack_id] = str(footer)
                 continue
-            self.tally.chunks += len(footer.chunks)
-            self._keep_rows(pack_id, footer)
+            rows = take_read(footer)
+            self.tally.chunks += len(rows.chunks)
+            self._keep_rows(pack_id, rows)
             if self._read:
-                self.tally.bytes_read += footer.pack_bytes
-                yield from cut_pack(pack_id, footer, data_start=HEADER.size)
+                self.tally.bytes_read += rows.pack_bytes
+                yield from cut_pack(pack_id, rows, data_start=HEADER.size)
 
     def _judge(self, outcome: Scrubbed) -> Iterator[Finding]:
         section = outcome.section
@@ -151,10 +151,11 @@ class Checker:
 
     def _check_snapshots(self, roots: Roots) -> Iterator[Finding]:
         problems: list[_Problem] = []
-        for snapshot in roots.current:
+        found = iter_manifests(self._store, [snapshot.manifest for snapshot in roots.current])
+        for snapshot, read in zip(roots.current, found, strict=True):
             self.tally.snapshots += 1
             try:
-                manifests = read_manifests(self._store, snapshot.manifest)
+                manifests = take_read(read)
                 self._used_manifests.update((snapshot.manifest.manifest_id, *manifests.ids))
                 yield from self._check_record_against(snapshot, manifests)
             except HoldfastError as error:
@@ -290,34 +291,44 @@ class Checker:
     def _check_other_manifests(self, roots: Roots) -> Iterator[Finding]:
         """Report manifests that no current snapshot uses, and check that each can be decoded."""
         used = self._used_manifests | {snapshot.manifest.manifest_id for snapshot in roots.current}
-        for info in iter_objects(self._store, MANIFESTS):
-            self.tally.stored_bytes += info.size_bytes
-            self.tally.bytes_read += info.size_bytes if self._read else 0
-            if info.key.removeprefix(MANIFESTS) in used:
-                continue
+        listed = list(iter_objects(self._store, MANIFESTS))
+        size_bytes = sum(info.size_bytes for info in listed)
+        self.tally.stored_bytes += size_bytes
+        self.tally.bytes_read += size_bytes if self._read else 0
+        unused = [info for info in listed if info.key.removeprefix(MANIFESTS) not in used]
+        advice = "keep it: see the damaged records" if self._has_unreadable else "`holdfast gc --yes` removes it"
+        works = ((partial(self._try_manifest, info.key), info.size_bytes) for info in unused)
+        for info, error in zip(unused, iter_together(self._store, works), strict=True):
             self.tally.manifests += 1
             self.tally.objects += 1
             text = f"no snapshot that can be read uses {info.key} ({info.size_bytes} bytes)"
-            advice = "keep it: see the damaged records" if self._has_unreadable else "`holdfast gc --yes` removes it"
             yield Finding("note", "manifest-unused", info.key, text, advice)
-            try:
-                decode_manifest(self._store.read(info.key, limit_bytes=_MAX_MANIFEST_BYTES), where=info.key)
-            except NotFound:
-                continue
-            except HoldfastError as error:
+            if error and not isinstance(error, NotFound):
                 yield Finding("warning", "manifest-damaged", info.key, str(error), "no snapshot needs it")
 
+    def _try_manifest(self, key: str) -> HoldfastError | None:
+        try:
+            decode_manifest(self._store.read(key, limit_bytes=_MAX_MANIFEST_BYTES), where=key)
+        except HoldfastError as error:
+            return error
+        return None
+
     def _check_index(self) -> Iterator[Finding]:
-        for info in iter_objects(self._store, INDEX):
+        listed = list(iter_objects(self._store, INDEX))
+        works = ((partial(self._try_fragment, info), info.size_bytes) for info in listed)
+        for info, error in zip(listed, iter_together(self._store, works), strict=True):
             self.tally.objects += 1
-            try:
-                Fragment(self._store, info.key, info.size_bytes)
-                if self._read and hash_bytes(
-                    self._store.read(info.key, limit_bytes=info.size_bytes)
-                ).hex() != info.key.removeprefix(INDEX):
-                    raise Corrupt(f"{info.key} does not have the digest that names it", key=info.key)
-            except NotFound:
-                continue
-            except HoldfastError as error:
+            if error and not isinstance(error, NotFound):
                 advice = "it is ignored; delete the file, it can be rebuilt from the packs"
                 yield Finding("warning", "index-damaged", info.key, str(error), advice)
+
+    def _try_fragment(self, info: ObjectInfo) -> HoldfastError | None:
+        try:
+            Fragment(self._store, info.key, info.size_bytes)
+            if self._read and hash_bytes(
+                self._store.read(info.key, limit_bytes=info.size_bytes)
+            ).hex() != info.key.removeprefix(INDEX):
+                raise Corrupt(f"{info.key} does not have the digest that names it", key=info.key)
+        except HoldfastError as error:
+            return error
+        return None

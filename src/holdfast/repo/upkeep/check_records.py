@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound, StoreError
-from holdfast.objects.listing import LinkedStore, is_key, iter_objects
-from holdfast.objects.protocol import ObjectInfo, ObjectStore
+from holdfast.objects.listing import LinkedStore, is_key, iter_folders, iter_objects, list_together
+from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import (
     BAD,
     CONFIG,
@@ -27,7 +27,7 @@ from holdfast.repo.format.layout import (
 )
 from holdfast.repo.format.record import Fields
 from holdfast.repo.handle.config import parse_config
-from holdfast.repo.names.generations import iter_stems, read_record
+from holdfast.repo.names.generations import ReadRecord, iter_records, iter_stems, read_record
 from holdfast.repo.names.leases import EXPIRE_S
 from holdfast.repo.names.roots import verify_record
 from holdfast.repo.names.snapshots import CommittedSnapshot, parse_snapshot
@@ -49,16 +49,20 @@ def check_records(store: ObjectStore, roots: Roots, tally: Tally) -> Iterator[Fi
     if roots.is_newer:
         return
     for prefix in (SNAPSHOTS, TAGS):
-        for stem, generations in iter_stems(store, prefix):
+        stems = list(iter_stems(store, prefix))
+        keys = (generation_key(stem, number) for stem, generations in stems for number in reversed(generations))
+        records = iter_records(store, keys)
+        for stem, generations in stems:
             tally.objects += len(generations)
-            yield from _check_name(store, stem, generations, roots)
-    for prefix in (LEASES, MARKS, BAD):
-        infos = list(iter_objects(store, prefix))
-        # Keys are ordered, so the last record of a lease has its state.
-        last = {info.key.rpartition("@")[0]: info.key for info in infos}
-        for info in infos:
-            tally.objects += 1
-            yield from _check_temporary(store, info, is_last=last[info.key.rpartition("@")[0]] == info.key)
+            yield from _check_name(stem, generations, records, roots)
+    infos = [info for objects in list_together(store, (LEASES, MARKS, BAD)) for info in objects]
+    # Keys are ordered, so the last record of a lease has its state.
+    last = {info.key.rpartition("@")[0]: info.key for info in infos}
+    now_s = store.clock()
+    for info, record in zip(infos, iter_records(store, (info.key for info in infos)), strict=True):
+        tally.objects += 1
+        is_old = now_s - info.modified_s > EXPIRE_S
+        yield from _check_temporary(info.key, record, is_old=is_old and last[info.key.rpartition("@")[0]] == info.key)
     yield from _check_keys(store)
 
 
@@ -113,13 +117,13 @@ def _iter_first_keys(store: ObjectStore) -> Iterator[str]:
     return (info.key for prefix in PREFIXES for info in store.list(prefix, limit=1))
 
 
-def _check_name(store: ObjectStore, stem: str, generations: list[int], roots: Roots) -> Iterator[Finding]:
+def _check_name(stem: str, generations: list[int], records: Iterator[ReadRecord], roots: Roots) -> Iterator[Finding]:
     """Check all generations of a name, the highest first: the first that is not torn is the one that counts."""
     is_current = True
     for generation in reversed(generations):
         key = generation_key(stem, generation)
         try:
-            fields = read_record(store, key)
+            fields = next(records).take_fields()
             if fields is None:
                 yield _torn(key)
                 continue
@@ -149,31 +153,31 @@ def _parse_fields(fields: Fields, stem: str, generation: int) -> CommittedSnapsh
     return None
 
 
-def _check_temporary(store: ObjectStore, info: ObjectInfo, *, is_last: bool) -> Iterator[Finding]:
-    """Check a temporary record: a lease, a mark or a note of a bad pack."""
+def _check_temporary(key: str, record: ReadRecord, *, is_old: bool) -> Iterator[Finding]:
+    """Check a temporary record: a lease, which may be the last and old, a mark or a note of a bad pack."""
     try:
-        fields = read_record(store, info.key)
+        fields = record.take_fields()
         if fields is None:
-            yield _torn(info.key)
+            yield _torn(key)
             return
-        if info.key.startswith(LEASES):
-            stem, generation = split_generation(info.key) or (info.key, -1)
+        if key.startswith(LEASES):
+            stem, generation = split_generation(key) or (key, -1)
             fields.expect(kind="lease", lease=stem.removeprefix(LEASES), generation=generation)
-            if is_last and fields.text("state") == "live" and store.clock() - info.modified_s > EXPIRE_S:
+            if is_old and fields.text("state") == "live":
                 text = f"a save on {fields.text('host')} ended without releasing its lease: {fields.text('purpose')}"
-                yield Finding("note", "lease-abandoned", info.key, text, "`holdfast gc --yes` removes it")
-        if info.key.startswith(MARKS):
+                yield Finding("note", "lease-abandoned", key, text, "`holdfast gc --yes` removes it")
+        if key.startswith(MARKS):
             fields.expect(kind="mark")
             fields.texts("keys")
     except NotFound:
         return
     except (Corrupt, NewerFormat, StoreError) as error:
         advice = "no snapshot depends on it; delete the file when no save or collection is running"
-        yield Finding("warning", "record-damaged", info.key, str(error), advice)
+        yield Finding("warning", "record-damaged", key, str(error), advice)
 
 
 def _check_keys(store: ObjectStore) -> Iterator[Finding]:
-    for info in iter_objects(store, ""):
+    for info in iter_folders(store, "", PREFIXES):
         if not _is_known(info.key):
             text = f"{info.key} is not a file that this version of Holdfast writes"
             advice = "if a later version put it there, upgrade; otherwise move it away"

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.errors import Corrupt, NewerFormat, NotFound
-from holdfast.objects.listing import iter_objects, read_first_link
+from holdfast.objects.listing import iter_objects, list_together, read_first_link
 from holdfast.objects.protocol import ObjectInfo, ObjectStore, SkewedStore
+from holdfast.objects.together import delete_together
 from holdfast.repo.format.layout import BAD, INDEX, MANIFESTS, MARKS, PACKS, generation_key, lease_stem, parse_file_key
 from holdfast.repo.handle.config import read_config, read_unknown_prefix
 from holdfast.repo.handle.index import drop_missing
 from holdfast.repo.handle.repository import StoreIdentity
-from holdfast.repo.names.generations import iter_stems, read_record
+from holdfast.repo.names.generations import iter_records, iter_stems
 from holdfast.repo.names.leases import EXPIRE_S
-from holdfast.repo.names.roots import DeadRecords, LeaseView, Live, read_leases, read_live
+from holdfast.repo.names.roots import DeadRecords, LeaseView, Live, read_infos, read_leases, read_live
 from holdfast.repo.upkeep.sweep import (
     Mark,
     fence,
@@ -117,7 +117,7 @@ def verify_may_collect(store: ObjectStore, *, store_id: str = "") -> None:
 
 def plan_collect(store: ObjectStore, *, min_age_s: float = MIN_AGE_S) -> CollectPlan:
     """Find files that are dead: not needed, older than `min_age_s`, and not of a running save. Reads only."""
-    files = [info for prefix in (MANIFESTS, PACKS) for info in iter_objects(store, prefix)]
+    files = [info for objects in list_together(store, (MANIFESTS, PACKS)) for info in objects]
     # Files before leases: the lease of every file seen was there before it.
     leases = read_leases(store)
     live = read_live(store)
@@ -193,7 +193,7 @@ class _Collection:
         """Delete leftovers of dead writers if it is certain that no process writes; return whether it is."""
         began_s = time.monotonic()  # not a clock that can be set back: the lock would seem to be younger
         with self._store.hold(exclusive=True) as is_locked:
-            leases = read_leases(self._store)
+            leases = read_leases(self._store) if is_locked else {}
             if not is_locked or _find_unlocked(leases.values()):
                 return False
             # A save continues without the lock only after a longer wait than this. Younger files may belong to one.
@@ -204,27 +204,28 @@ class _Collection:
             # fence must be kept, because only the fence explains a record whose files may be missing.
             has_fenced = any(lease.standing == "fenced" for lease in leases.values())
             explained = read_live(self._store).committed_under if has_fenced else set()
-            for lease in leases.values():
-                # A fenced save on another host may only be suspended; without its fence it would renew its lease.
-                is_dead = lease.host == socket.gethostname() and lease.lease_id not in explained
-                if lease.standing != "fenced" or is_dead:
-                    self._delete_lease(lease)
+            # A fenced save on another host may only be suspended; without its fence it would renew its lease.
+            here = socket.gethostname()
+            dead = {lease.lease_id for lease in leases.values() if lease.host == here} - explained
+            ended = [each for each in leases.values() if each.standing != "fenced" or each.lease_id in dead]
+            self._delete_leases(ended)
             return True
 
     def _remove_broken_marks(self, *, is_exclusive: bool) -> None:
         """Delete torn marks; damaged ones, for which writers treat every file as marked, only if exclusive."""
-        for stem, generations in list(iter_stems(self._store, MARKS)):
-            for generation in generations:
-                try:
-                    is_broken = read_record(self._store, generation_key(stem, generation)) is None
-                except NotFound:
-                    continue
-                except Corrupt:
-                    is_broken = is_exclusive
-                # A list of leases without its mark: another collector swept the mark while the list was being written.
-                if is_broken or 0 not in generations:
-                    self._store.delete(generation_key(stem, generation))
-                    self._outcome.debris += 1
+        stems = list(iter_stems(self._store, MARKS))
+        listed = {generation_key(stem, each): 0 in generations for stem, generations in stems for each in generations}
+        for (key, has_first), record in zip(listed.items(), iter_records(self._store, listed), strict=True):
+            try:
+                is_broken = record.take_fields() is None
+            except NotFound:
+                continue
+            except Corrupt:
+                is_broken = is_exclusive
+            # A list of leases without its mark: another collector swept the mark while the list was being written.
+            if is_broken or not has_first:
+                self._store.delete(key)
+                self._outcome.debris += 1
 
     def _fence_expired(self) -> None:
         for lease in read_leases(self._store).values():
@@ -274,11 +275,7 @@ class _Collection:
                     remove_mark(self._store, mark)
 
     def _read_sizes(self, mark: Mark) -> dict[str, int]:
-        sizes = {}
-        for key in mark.keys:
-            with suppress(NotFound):
-                sizes[key] = self._store.stat(key).size_bytes
-        return sizes
+        return {key: info.size_bytes for key, info in read_infos(self._store, mark.keys).items()}
 
     def _wait(self, mark: Mark) -> str:
         """Wait until no save can rely on the marked files; return what blocks it if that takes too long."""
@@ -307,31 +304,33 @@ class _Collection:
         return f"{left_s:.0f} s of grace" if left_s > 0 else ""
 
     def _remove_records(self, plan: CollectPlan) -> None:
-        """Delete dead records, the lowest generation first."""
-        for dead in plan.records:
-            for generation in dead.generations:
-                self._store.delete(generation_key(dead.stem, generation))
-                self._outcome.records += 1
+        """Delete dead records, the lowest generation of each name first."""
+        deepest = max((len(dead.generations) for dead in plan.records), default=0)
+        for position in range(deepest):
+            # Of each name one at a time: while a record exists, so do the dead ones above it (see design note 0024).
+            deep = (dead for dead in plan.records if position < len(dead.generations))
+            keys = [generation_key(dead.stem, dead.generations[position]) for dead in deep]
+            delete_together(self._store, keys)
+            self._outcome.records += len(keys)
 
     def _remove_leases(self) -> None:
         """Delete the files of released leases; those of fenced ones must be kept (see `roots.read_standing`)."""
-        for lease in read_leases(self._store).values():
-            if lease.standing == "released":
-                self._delete_lease(lease)
+        self._delete_leases([lease for lease in read_leases(self._store).values() if lease.standing == "released"])
 
-    def _delete_lease(self, lease: LeaseView) -> None:
-        for generation in lease.generations:
-            self._store.delete(generation_key(lease_stem(lease.lease_id), generation))
-        self._outcome.leases += 1
+    def _delete_leases(self, leases: Sequence[LeaseView]) -> None:
+        """Delete the files of leases, the highest generation of each last, so that none seems alive again."""
+        files = [[generation_key(lease_stem(each.lease_id), number) for number in each.generations] for each in leases]
+        delete_together(self._store, [key for keys in files for key in keys[:-1]])
+        delete_together(self._store, [keys[-1] for keys in files])
+        self._outcome.leases += len(leases)
 
     def _tidy(self) -> None:
         """Delete old temporary files, and drop deleted packs from the index and the list of bad packs."""
         self._outcome.debris += self._store.remove_debris(older_than_s=max(self._rules.min_age_s, EXPIRE_S))
         # Packs are listed last: a pack that is sealed after an earlier listing would be missing from it, and its
         # index fragment would be dropped.
-        fragments, bad = (list(iter_objects(self._store, prefix)) for prefix in (INDEX, BAD))
+        fragments, bad = list_together(self._store, (INDEX, BAD))
         present = {info.key.removeprefix(PACKS) for info in iter_objects(self._store, PACKS)}
         drop_missing(self._store, fragments, present)
-        for info in bad:
-            if info.key.removeprefix(BAD).partition("@")[0] not in present:
-                self._store.delete(info.key)
+        gone = [info.key for info in bad if info.key.removeprefix(BAD).partition("@")[0] not in present]
+        delete_together(self._store, gone)

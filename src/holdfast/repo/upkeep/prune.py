@@ -7,11 +7,13 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Final, Literal, TypedDict, get_args
 
 from holdfast.display.readable import readable_repr
 from holdfast.errors import Corrupt, NameInUse
 from holdfast.objects.protocol import ObjectStore
+from holdfast.objects.together import run_together
 from holdfast.repo.format.layout import natural_order
 from holdfast.repo.names.snapshots import (
     CommittedSnapshot,
@@ -237,24 +239,25 @@ def _read_tags(store: ObjectStore) -> list[Tag]:
 def apply_prune(store: ObjectStore, plan: PrunePlan) -> Pruned:
     """Delete the snapshots in the plan, except those tagged, overwritten or deleted since it was made."""
     tagged = _describe_tagged(_read_tags(store)) if plan.heeds_tags and plan.delete else {}
-    deleted, kept = [], []
-    for snapshot in plan.delete:
-        state = read_name(store, snapshot.name)
-        if state.snapshot is None:
-            continue
-        reason = tagged.get(snapshot.name, "")
-        if state.snapshot.write_id != snapshot.write_id:
-            reason = "overwritten since the plan was made"
-        if not reason:
-            try:
-                delete_if_unchanged(store, state)
-            except NameInUse:
-                reason = "changed since the plan was made"
-        if reason:
-            kept.append(PruneDecision(state.snapshot, (reason,)))
-        else:
-            deleted.append(state.snapshot)
-    return Pruned(tuple(deleted), tuple(kept))
+    works = [partial(_apply_one, store, snapshot, tagged.get(snapshot.name, "")) for snapshot in plan.delete]
+    found = [decision for decision in run_together(store, works) if decision]
+    deleted = tuple(decision.snapshot for decision in found if not decision.reasons)
+    return Pruned(deleted, tuple(decision for decision in found if decision.reasons))
+
+
+def _apply_one(store: ObjectStore, snapshot: CommittedSnapshot, reason: str) -> PruneDecision | None:
+    """Delete a snapshot unless there is a reason to keep it; return what became of it, None if it was gone."""
+    state = read_name(store, snapshot.name)
+    if state.snapshot is None:
+        return None
+    if state.snapshot.write_id != snapshot.write_id:
+        reason = "overwritten since the plan was made"
+    if not reason:
+        try:
+            delete_if_unchanged(store, state)
+        except NameInUse:
+            reason = "changed since the plan was made"
+    return PruneDecision(state.snapshot, (reason,) if reason else ())
 
 
 def prune(store: ObjectStore, prefix: str, keep: Keep) -> list[CommittedSnapshot]:

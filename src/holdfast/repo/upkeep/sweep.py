@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,10 +10,17 @@ from holdfast.errors import Corrupt, NotFound, ObjectExists
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectInfo, ObjectStore
 from holdfast.objects.settle import create_settled
+from holdfast.objects.together import delete_together
 from holdfast.repo.format.layout import MARKS, generation_key, lease_stem, new_lease_id, new_write_id, parse_file_key
 from holdfast.repo.format.record import Fields, encode_record
-from holdfast.repo.names.generations import create_generation, iter_stems, list_generations, read_record
-from holdfast.repo.names.roots import LeaseView, Live, is_present, read_leases
+from holdfast.repo.names.generations import (
+    create_generation,
+    iter_records,
+    iter_stem_objects,
+    list_generations,
+    read_record,
+)
+from holdfast.repo.names.roots import LeaseView, Live, is_present, read_infos, read_leases
 
 MARK_KEYS: Final = 60_000
 """The most files that one mark names: at 54 bytes each, they fit into a record."""
@@ -29,16 +36,15 @@ class Mark:
     """By the store's clock."""
 
 
-def iter_marks(store: ObjectStore) -> Iterable[Mark]:
+def iter_marks(store: ObjectStore) -> Iterator[Mark]:
     """Yield every mark that can be read. A torn mark never counted; `check` reports a damaged one."""
-    for stem, _ in iter_stems(store, MARKS):
-        key = generation_key(stem, 0)
-        try:
-            published_s = store.stat(key).modified_s
-            fields = read_record(store, key)
-        except (NotFound, Corrupt):
+    listed = [(stem, infos[0]) for stem, infos in iter_stem_objects(store, MARKS) if 0 in infos]
+    records = iter_records(store, (info.key for _, info in listed))
+    for (stem, info), record in zip(listed, records, strict=True):
+        if isinstance(record.error, NotFound | Corrupt):
             continue
-        mark = _parse_mark(stem, fields, published_s) if fields else None
+        fields = record.take_fields()
+        mark = _parse_mark(stem, fields, info.modified_s) if fields else None
         if mark:
             yield mark
 
@@ -141,12 +147,10 @@ def sweep(store: ObjectStore, mark: Mark, live: Live) -> list[str]:
     The mark is deleted only when none of its files exists any more. While it exists, no new save relies on them, so
     another collector that sweeps the same mark cannot delete a file in use.
     """
-    deleted = []
-    for key in mark.keys:
-        if key not in live.needs and is_present(store, key):
-            store.delete(key)
-            deleted.append(key)
-    if not any(is_present(store, key) for key in mark.keys):
+    present = read_infos(store, mark.keys)
+    deleted = [key for key in mark.keys if key in present and key not in live.needs]
+    delete_together(store, deleted)
+    if not read_infos(store, mark.keys):
         remove_mark(store, mark)
     return deleted
 
@@ -167,7 +171,7 @@ def read_idle_marks(store: ObjectStore, live: Live) -> list[str]:
     """Return the stems of marks with nothing to delete: all of their remaining files are needed again."""
     idle = []
     for mark in iter_marks(store):
-        left = [key for key in mark.keys if is_present(store, key)]
+        left = read_infos(store, mark.keys)
         if left and all(key in live.needs for key in left):
             idle.append(mark.stem)
     return idle

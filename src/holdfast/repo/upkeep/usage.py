@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.errors import Corrupt, NewerFormat, NotFound
-from holdfast.objects.listing import iter_objects
+from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound
+from holdfast.objects.listing import list_together
 from holdfast.objects.protocol import ObjectInfo, ObjectStore
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import MANIFESTS, PACKS, pack_key
-from holdfast.repo.format.pack import parse_pack_key, read_footer
-from holdfast.repo.format.rank_manifests import Manifests, read_manifests
+from holdfast.repo.format.manifests_ahead import iter_manifests, take_read
+from holdfast.repo.format.pack import Footer, iter_pack_footers, parse_pack_key
+from holdfast.repo.format.rank_manifests import Manifests
 from holdfast.repo.names.snapshots import CommittedSnapshot
 
 PackPosition = tuple[str, int]
@@ -152,13 +152,13 @@ def read_usage(store: ObjectStore, snapshots: Sequence[CommittedSnapshot]) -> Us
     sizes: dict[PackPosition, int] = {}
     used: list[set[PackPosition]] = []
     manifest_bytes: list[int] = []
-    for snapshot in snapshots:
+    for manifests in iter_manifests(store, [snapshot.manifest for snapshot in snapshots]):
         positions: dict[PackPosition, int] = {}
         manifest_bytes.append(0)
-        with suppress(NotFound):  # it was deleted and collected after it was listed
-            manifests = read_manifests(store, snapshot.manifest)
-            positions = dict(iter_positions(manifests))
-            manifest_bytes[-1] = manifests.size_bytes
+        if not isinstance(manifests, NotFound):  # else it was deleted and collected after it was listed
+            read = take_read(manifests)
+            positions = dict(iter_positions(read))
+            manifest_bytes[-1] = read.size_bytes
         sizes.update(positions)
         used.append(set(positions))
         for position in positions:
@@ -171,20 +171,31 @@ def read_usage(store: ObjectStore, snapshots: Sequence[CommittedSnapshot]) -> Us
     live: dict[str, int] = {}
     for (pack_id, _), size in sizes.items():
         live[pack_key(pack_id)] = live.get(pack_key(pack_id), 0) + size
-    packs = tuple(_measure_pack(store, info, live.get(info.key, 0)) for info in iter_objects(store, PACKS))
-    all_manifest_bytes = sum(info.size_bytes for info in iter_objects(store, MANIFESTS))
-    return Usage(tuple(usages), packs, all_manifest_bytes, sum(manifest_bytes))
+    packs, all_manifests = list_together(store, (PACKS, MANIFESTS))
+    all_manifest_bytes = sum(info.size_bytes for info in all_manifests)
+    return Usage(tuple(usages), tuple(_iter_measured(store, packs, live)), all_manifest_bytes, sum(manifest_bytes))
 
 
-def _measure_pack(store: ObjectStore, info: ObjectInfo, live_bytes: int) -> PackUsage:
-    pack_id = info.key.removeprefix(PACKS)
-    dead_bytes = 0 if live_bytes else info.size_bytes
-    if live_bytes and parse_pack_key(info.key):
+def _iter_measured(store: ObjectStore, packs: Sequence[ObjectInfo], live: Mapping[str, int]) -> Iterator[PackUsage]:
+    """Yield how much of each pack is in use; reads the footers of those that are."""
+    used = [info for info in packs if live.get(info.key) and parse_pack_key(info.key)]
+    ids = [(info.key.removeprefix(PACKS), info.size_bytes) for info in used]
+    footers = {
+        info.key: _count_chunk_bytes(footer) for info, footer in zip(used, iter_pack_footers(store, ids), strict=True)
+    }
+    for info in packs:
+        live_bytes = live.get(info.key, 0)
+        dead_bytes = 0 if live_bytes else info.size_bytes
         # Not everything that is not live is dead: header, padding and footer may be as large as a small chunk.
-        with suppress(NotFound, Corrupt, NewerFormat):
-            rows = read_footer(store, pack_id).chunks
-            dead_bytes = max(sum(row.location.stored_bytes for row in rows) - live_bytes, 0)
-    return PackUsage(pack_id, info.size_bytes, live_bytes, dead_bytes)
+        dead_bytes = max(footers.get(info.key, 0) - live_bytes, dead_bytes)
+        yield PackUsage(info.key.removeprefix(PACKS), info.size_bytes, live_bytes, dead_bytes)
+
+
+def _count_chunk_bytes(footer: Footer | HoldfastError) -> int:
+    """Return the stored bytes of all chunks of a pack; 0 if that is unknown."""
+    if isinstance(footer, NotFound | Corrupt | NewerFormat):
+        return 0
+    return sum(row.location.stored_bytes for row in take_read(footer).chunks)
 
 
 def read_freed_bytes(
@@ -194,12 +205,11 @@ def read_freed_bytes(
     names = {snapshot.name for snapshot in doomed}
     positions: dict[PackPosition, int] = {}
     manifest_bytes = 0
-    for snapshot in doomed:
-        manifests = read_manifests(store, snapshot.manifest)
+    for manifests in map(take_read, iter_manifests(store, [snapshot.manifest for snapshot in doomed])):
         manifest_bytes += manifests.size_bytes
         positions.update(iter_positions(manifests))
-    for snapshot in current:
-        if snapshot.name not in names:
-            for position, _ in iter_positions(read_manifests(store, snapshot.manifest)):
-                positions.pop(position, None)
+    others = [snapshot.manifest for snapshot in current if snapshot.name not in names]
+    for manifests in map(take_read, iter_manifests(store, others)):
+        for position, _ in iter_positions(manifests):
+            positions.pop(position, None)
     return sum(positions.values()) + manifest_bytes

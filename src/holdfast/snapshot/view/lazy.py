@@ -21,8 +21,8 @@ from holdfast.progress import Progress
 from holdfast.query.bisect import Bisection, bisect, order_series
 from holdfast.query.select import BestMode, Query, find_best, read_facts, select
 from holdfast.repo.format.entry import Entry, digest_entry
-from holdfast.repo.format.layout import natural_order
 from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.latest import read_latest
 from holdfast.repo.names.listed import list_user_names
 from holdfast.repo.names.snapshots import CommittedSnapshot, read_snapshot
 from holdfast.repo.names.tags import read_tag
@@ -438,8 +438,7 @@ def bisect_snapshots(
 
 def open_latest(repo: Repository, prefix: str, types: Types) -> Snapshot | None:
     """Return the most recently committed one of them; None if there is none."""
-    order = _iter_records(repo, prefix)
-    newest = max(order, key=lambda record: (record.time_s, natural_order(record.name)), default=None)
+    newest = read_latest(repo.store, prefix, repo.records)
     return None if newest is None else Snapshot(repo, newest, types)
 
 

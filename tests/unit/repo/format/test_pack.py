@@ -11,9 +11,20 @@ from holdfast.digest import fingerprint, hash_bytes
 from holdfast.errors import Corrupt, NewerFormat, NotFound
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.columns import ColumnType, column
-from holdfast.repo.format.pack import HEADER, TRAILER, Footer, PackBuilder, PackedChunk, parse_pack_key, read_footer
+from holdfast.repo.format.pack import (
+    HEADER,
+    TRAILER,
+    Footer,
+    PackBuilder,
+    PackedChunk,
+    iter_pack_footers,
+    parse_pack_key,
+    read_footer,
+)
 from tests.kit.forging import forge_pack, row, seal_pack
+from tests.kit.rounds import count_rounds
 from tests.kit.saving import PACK_ID, append_run, flip, iter_gaps, keys, noise, packed
+from tests.kit.waiting_store import WaitingStore
 
 KEY = f"packs/{PACK_ID}"
 
@@ -225,3 +236,33 @@ def test_only_keys_of_packs_are_taken_for_such() -> None:
 
 def test_a_row_helper_is_what_a_builder_makes(store: MemoryStore) -> None:
     assert build(store, (64, [b"abc"])) == [packed(b"abc")]
+
+
+@pytest.mark.parametrize("kind", [MemoryStore, WaitingStore])
+def test_the_footers_of_many_packs_are_read_in_order_with_their_errors(kind: type[MemoryStore]) -> None:
+    store = kind()
+    ids = [f"{number:024}-{number:016}" for number in range(5)]
+    for pack_id, count in zip(ids, (1, 1200, 3, 0, 2), strict=True):
+        pack = PackBuilder(store, pack_id)
+        chunks = [i.to_bytes(2, "little") for i in range(count)]
+        append_run(pack, [(hash_bytes(data), memoryview(data)) for data in chunks], alignment=64)
+        pack.seal()
+    store.delete(f"packs/{ids[3]}")
+    damaged = store.contents()[f"packs/{ids[4]}"]
+    store.delete(f"packs/{ids[4]}")
+    store.create(f"packs/{ids[4]}", flip(damaged, len(damaged) - 100))
+
+    sizes = [len(store.contents().get(f"packs/{each}", damaged)) for each in ids]
+    found = list(iter_pack_footers(store, zip(ids, sizes, strict=True)))
+
+    assert found[:3] == [read_footer(store, each) for each in ids[:3]]
+    assert [len(each.chunks) for each in found[:3] if isinstance(each, Footer)] == [1, 1200, 3]
+    assert [type(each) for each in found[3:]] == [NotFound, Corrupt]
+
+
+def test_a_footer_comes_with_the_end_of_the_pack_where_requests_cost_more_than_bytes() -> None:
+    store = WaitingStore()
+    build(store, (64, [b"a" * 100, b"b" * 7]))
+    with count_rounds(MemoryStore, "read_into") as rounds:
+        read_footer(store, PACK_ID)
+    assert len(rounds.requests) == 2

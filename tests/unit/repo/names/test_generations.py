@@ -15,6 +15,7 @@ from holdfast.repo.format.record import encode_record
 from holdfast.repo.names.generations import (
     change_name,
     create_generation,
+    iter_records,
     iter_stems,
     list_generations,
     read_listed,
@@ -22,7 +23,9 @@ from holdfast.repo.names.generations import (
     read_record,
 )
 from holdfast.testing.faults import Fault, FaultyStore
+from tests.kit.rounds import count_rounds
 from tests.kit.saving import Watched, replace_object, rot
+from tests.kit.waiting_store import WaitingStore
 
 STEM = "tags/x"
 
@@ -197,3 +200,49 @@ def test_a_replaced_record_is_read_as_it_is_now(store: MemoryStore) -> None:
     create(store, 0)
     replace_object(store, generation_key(STEM, 0), encode_record({"generation": 0, "value": "new"}))
     assert value(store) == "new"
+
+
+@pytest.mark.parametrize("highest", [0, 1, 2])
+@pytest.mark.parametrize("likely", [0, 1, 7])
+def test_a_guess_at_the_newest_generation_changes_no_answer(highest: int, likely: int) -> None:
+    store = WaitingStore()
+    for generation in range(highest + 1):
+        create(store, generation)
+    assert read_newest(store, STEM, likely=likely) == read_newest(store, STEM)
+
+
+def test_a_right_guess_reads_the_record_while_the_generations_are_listed() -> None:
+    store = WaitingStore()
+    create(store, 0)
+    with count_rounds(MemoryStore, "_find") as reads, count_rounds(MemoryStore, "list") as lists:
+        assert read_newest(store, STEM, likely=0).generation == 0
+    assert (len(reads.requests), len(lists.requests)) == (1, 1)
+
+
+def test_a_guess_does_not_hide_a_damaged_or_torn_record() -> None:
+    store = WaitingStore()
+    create(store, 0)
+    create(store, 1)
+    replace_object(store, generation_key(STEM, 1), b"torn")
+    assert read_newest(store, STEM, likely=1).generation == 0
+    rot(store, generation_key(STEM, 0), 150)
+    with pytest.raises(Corrupt):
+        read_newest(store, STEM, likely=0)
+    with pytest.raises(Corrupt):
+        read_newest(store, STEM, likely=1)
+
+
+@pytest.mark.parametrize("kind", [MemoryStore, WaitingStore])
+def test_records_are_read_in_order_with_their_errors(kind: type[MemoryStore]) -> None:
+    store = kind()
+    for generation in range(4):
+        create(store, generation)
+    replace_object(store, generation_key(STEM, 1), b"torn")
+    rot(store, generation_key(STEM, 2), 150)
+
+    found = list(iter_records(store, [generation_key(STEM, generation) for generation in range(5)]))
+
+    assert [record.fields.values["value"] if record.fields else None for record in found] == [0, None, None, 3, None]
+    assert [type(record.error) for record in found] == [type(None), type(None), Corrupt, type(None), NotFound]
+    with pytest.raises(Corrupt):
+        found[2].take_fields()

@@ -7,7 +7,7 @@ from typing import NoReturn
 import pytest
 
 from holdfast.objects.memory import MemoryStore
-from holdfast.repo.upkeep import check
+from holdfast.repo.format import manifests_ahead
 from holdfast.repo.upkeep.check import Checker
 from tests.faults.scenario import FIRST, save_content
 
@@ -19,7 +19,7 @@ def test_no_memory_for_a_manifest_is_no_finding(monkeypatch: pytest.MonkeyPatch)
     def fail(*_: object) -> NoReturn:
         raise MemoryError
 
-    monkeypatch.setattr(check, "read_manifests", fail)
+    monkeypatch.setattr(manifests_ahead, "read_manifest", fail)
 
     with pytest.raises(MemoryError):
         list(Checker(store).iter_findings())
