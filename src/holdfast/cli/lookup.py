@@ -58,7 +58,7 @@ def read_named_snapshot(
 
     `swapped` is another argument that the user may have typed in place of the name, and the correct usage.
     """
-    snapshot = read_name(store, name).snapshot
+    snapshot = read_name(store, name, likely=0).snapshot
     if snapshot:
         return snapshot
     tag = read_tag(store, name)
@@ -68,7 +68,7 @@ def read_named_snapshot(
             text = f"no snapshot or tag {name!r} in {store.url}; {other!r} is one: {usage}"
             raise NotFound(text, name=name)
         return _read_only_match(store, name)
-    snapshot = read_name(store, tag.snapshot_name).snapshot
+    snapshot = read_name(store, tag.snapshot_name, likely=0).snapshot
     if snapshot is None:
         raise NotFound(
             f"tag {name!r} points to {tag.snapshot_name!r}, which no longer exists;"
@@ -104,10 +104,17 @@ def list_chosen(repo: Repository, text: str, cache_folder: str) -> list[Listed]:
 
 def read_matching(store: ObjectStore, pattern: str) -> list[str]:
     """Return the names that match a glob, in natural order; damaged ones cannot be matched."""
-    glob = Glob(pattern)
-    names = iter_names(store) if is_reserved(pattern) else iter_user_names(store)
-    found = (each.name for each in names if not isinstance(each, DamagedName))
-    return sorted(filter(glob.matches, found), key=natural_order)
+    return _find_matching(_read_names(store, is_own=is_reserved(pattern)), pattern)
+
+
+def _read_names(store: ObjectStore, *, is_own: bool) -> list[str]:
+    """Return all names, or with `is_own` also Holdfast's own; without damaged ones."""
+    names = iter_names(store) if is_own else iter_user_names(store)
+    return [each.name for each in names if not isinstance(each, DamagedName)]
+
+
+def _find_matching(names: Sequence[str], pattern: str) -> list[str]:
+    return sorted(filter(Glob(pattern).matches, names), key=natural_order)
 
 
 def expand_names(store: ObjectStore, texts: Sequence[str]) -> list[str]:
@@ -116,9 +123,14 @@ def expand_names(store: ObjectStore, texts: Sequence[str]) -> list[str]:
     A name that exists is meant literally, whatever characters it contains.
     """
     expanded: list[str] = []
+    listed: dict[bool, list[str]] = {}
     for text in texts:
-        is_literal = not is_glob(text) or read_name(store, text).snapshot or read_tag(store, text)
-        expanded += [text] if is_literal else read_matching(store, text) or _raise_unmatched(store, text)
+        if not is_glob(text) or read_name(store, text).snapshot or read_tag(store, text):
+            expanded.append(text)
+            continue
+        is_own = is_reserved(text)
+        names = listed[is_own] if is_own in listed else listed.setdefault(is_own, _read_names(store, is_own=is_own))
+        expanded += _find_matching(names, text) or _raise_unmatched(store, text)
     return list(dict.fromkeys(expanded))
 
 

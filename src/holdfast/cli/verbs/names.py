@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
+from functools import partial
 from typing import TypeVar
 
 from holdfast.cli.lookup import choose_tag, open_to_read, open_to_write, read_named_snapshot
@@ -13,6 +14,7 @@ from holdfast.digest import short_hex
 from holdfast.errors import BadName, Corrupt, HoldfastError, NameInUse, NotFound
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
+from holdfast.objects.together import run_together
 from holdfast.objects.url import open_store
 from holdfast.repo.format.layout import TAGS, natural_order, verify_user_name
 from holdfast.repo.handle.repository import init_repository
@@ -148,7 +150,7 @@ def describe_damage(name: DamagedName) -> dict[str, Json]:
 def _list_tags(store: ObjectStore, output: Output, *, as_json: bool) -> int:
     tags, damaged = split_damaged(iter_tags(store))
     tags.sort(key=lambda tag: natural_order(tag.name))
-    states = [_judge_tag(store, tag) for tag in tags]
+    states = run_together(store, [partial(_judge_tag, store, tag) for tag in tags])
     if as_json:
         described = [_describe_tag(tag, state) for tag, state in zip(tags, states, strict=True)]
         output.json({"store": store.url, "tags": described, "damaged": [describe_damage(name) for name in damaged]})
@@ -180,7 +182,7 @@ def _print_tag(store: ObjectStore, name: str, output: Output, *, as_json: bool) 
 def _judge_tag(store: ObjectStore, tag: Tag) -> str:
     """Return whether the snapshot of a tag still has the content it had when the tag was set."""
     try:
-        snapshot = read_name(store, tag.snapshot_name).snapshot
+        snapshot = read_name(store, tag.snapshot_name, likely=0).snapshot
     except (Corrupt, BadName):
         return "damaged"
     if snapshot is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 from holdfast.cli.lookup import expand_names, explain_missing, open_for_plan
 from holdfast.cli.output import Output, count, format_bytes, format_time
@@ -12,6 +13,7 @@ from holdfast.cli.verbs.names import describe_snapshot, split_damaged
 from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
+from holdfast.objects.together import iter_together, run_together
 from holdfast.repo.names.roots import read_live
 from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot, read_name
 from holdfast.repo.names.tags import Tag, iter_tags, read_tag
@@ -36,13 +38,12 @@ def run_rm(options: Namespace, url: str, output: Output) -> int:
     """Delete snapshots with --yes; without it, only print them."""
     repo = open_for_plan(url, output, is_applied=options.yes)
     tags, damaged = split_damaged(iter_tags(repo.store))
-    chosen = [_read_deletable(repo.store, name, tags) for name in expand_names(repo.store, options.names)]
+    names = expand_names(repo.store, options.names)
+    chosen = run_together(repo.store, [partial(_read_deletable, repo.store, name, tags) for name in names])
     for broken in damaged:
         output.note(f"{broken.error}; it may point to one of these snapshots. Run `holdfast check`")
     freed_bytes = _read_freed_bytes(repo.store, chosen)
-    for snapshot in chosen:
-        if options.yes:
-            delete_snapshot(repo.store, snapshot.name)
+    for snapshot in _iter_deleted(repo.store, chosen) if options.yes else chosen:
         if not options.json:
             _print_snapshot(snapshot, output, is_deleted=options.yes)
     if options.json:
@@ -58,6 +59,11 @@ def run_rm(options: Namespace, url: str, output: Output) -> int:
             f"nothing was deleted; repeat with --yes to delete {count(len(chosen), 'snapshot')} and free {freed}"
         )
     return 0
+
+
+def _iter_deleted(store: ObjectStore, chosen: Sequence[CommittedSnapshot]) -> Iterator[CommittedSnapshot]:
+    """Delete snapshots, and yield each when it was deleted."""
+    return iter_together(store, ((partial(delete_snapshot, store, snapshot.name), 0) for snapshot in chosen))
 
 
 def _print_snapshot(snapshot: CommittedSnapshot, output: Output, *, is_deleted: bool) -> None:
