@@ -16,12 +16,26 @@ AHEAD_BYTES: Final = 32 << 20
 """How many bytes `iter_together` reads before the caller has taken those before them."""
 
 
+@runtime_checkable
+class UntestedStore(Protocol):
+    """Extra property of a store that tests its traits by writing: what is known without a test."""
+
+    @property
+    def requests_at_once(self) -> int:
+        """The same as in its traits."""
+
+
+def count_requests_at_once(store: ObjectStore) -> int:
+    """Return how many requests should be in flight, without testing the store: a reader may not write to it."""
+    return store.requests_at_once if isinstance(store, UntestedStore) else store.traits.requests_at_once
+
+
 def run_together(store: ObjectStore, works: Sequence[Callable[[], Result]]) -> list[Result]:
     """Call all functions, at most `requests_at_once` of the store at a time, and return their results in order.
 
     The first failure, in order, is raised. When this returns or raises, no work is in progress.
     """
-    size = min(store.traits.requests_at_once, len(works))
+    size = min(count_requests_at_once(store), len(works))
     if size <= 1:
         return [work() for work in works]
     pool = ThreadPool("holdfast-requests", size)
@@ -54,7 +68,7 @@ def iter_together(
     raised. When this ends, for whatever reason, no work is in progress. A store that wants one request at a time is
     asked by the caller, when the caller takes the result.
     """
-    size = store.traits.requests_at_once
+    size = count_requests_at_once(store)
     if size <= 1:
         yield from (work() for work, _ in works)
         return

@@ -101,6 +101,11 @@ class LocalStore:
         )
 
     @property
+    def requests_at_once(self) -> int:
+        """One: a file is read without a wait that others could use; known without a test, unlike other traits."""
+        return 1
+
+    @property
     def is_network(self) -> bool:
         """Whether other hosts may use the filesystem; known without a test, unlike other traits."""
         return self._find_type() not in _LOCAL_TYPES

@@ -14,7 +14,7 @@ from holdfast.errors import Corrupt, HoldfastError, NewerFormat
 from holdfast.objects.blocks import LentBlock
 from holdfast.objects.protocol import BlockUpload, ObjectStore
 from holdfast.objects.settle import commit_settled
-from holdfast.objects.together import iter_together
+from holdfast.objects.together import count_requests_at_once, iter_together
 from holdfast.repo.format.chunk import CHUNK_BYTES, RAW, Location
 from holdfast.repo.format.columns import ColumnType, Schema, Table, column, decode_table, encode_table
 from holdfast.repo.format.layout import is_file_id, pack_key
@@ -227,7 +227,7 @@ def _read_ends(store: ObjectStore, pack_id: str, size: int) -> _Ends:
     header = _read(store, key, 0, HEADER.size)
     _verify_header(header, pack_id)
     # If a request costs more than the bytes, the footer of most packs comes with the trailer.
-    tail_bytes = min(size, _TAIL_BYTES) if store.traits.requests_at_once > 1 else TRAILER.size
+    tail_bytes = min(size, _TAIL_BYTES) if count_requests_at_once(store) > 1 else TRAILER.size
     tail = _read(store, key, size - tail_bytes, tail_bytes)
     offset, length, digest, reserved, magic = TRAILER.unpack(tail[-TRAILER.size :])
     if magic != _END_MAGIC or any(reserved) or offset + length + TRAILER.size != size or length > MAX_FOOTER_BYTES:

@@ -13,7 +13,7 @@ from holdfast.json_text import Json
 from holdfast.objects.listing import iter_folders, iter_objects
 from holdfast.objects.protocol import ObjectInfo, ObjectStore
 from holdfast.objects.settle import create_settled
-from holdfast.objects.together import iter_together, run_together
+from holdfast.objects.together import count_requests_at_once, iter_together, run_together
 from holdfast.repo.format.layout import SHELVES, SNAPSHOTS, generation_key, split_generation
 from holdfast.repo.format.record import MAX_RECORD_BYTES, Fields, decode_record, encode_record
 
@@ -60,7 +60,7 @@ def read_newest(store: ObjectStore, stem: str, *, likely: int | None = None) -> 
 
     A store that wants many requests at once is asked for the generation `likely` while the generations are listed.
     """
-    if likely is not None and store.traits.requests_at_once > 1:
+    if likely is not None and count_requests_at_once(store) > 1:
         newest = _read_likely(store, stem, likely)
         if newest:
             return newest

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from holdfast.objects.protocol import ObjectStore
+from holdfast.objects.together import count_requests_at_once
 from holdfast.repo.format.layout import natural_order
 from holdfast.repo.names.listed import Listed, ListedName, is_listed, list_user_names, list_wanted, read_names
 from holdfast.repo.names.record_cache import RecordCache
@@ -15,6 +16,8 @@ from holdfast.repo.names.snapshots import CommittedSnapshot
 MAX_AHEAD_S: Final = 900.0
 """How far the time in a record may be ahead of the time at which the server stored it. S3 and Azure refuse a request
 whose sender has a clock that is wrong by more."""
+_DELAY_S: Final = 60.0
+"""A record is mostly stored within this time after its commit time was taken. If not, a second batch is read."""
 _FIRST: Final = 16
 """The fewest records that are read first: the last ones may be of deleted names."""
 _GROWTH: Final = 8
@@ -23,7 +26,7 @@ _GROWTH: Final = 8
 
 def read_latest(store: ObjectStore, prefix: str, cache: RecordCache) -> CommittedSnapshot | None:
     """Return the user's snapshot with the latest commit time whose name begins with `prefix`, or None."""
-    if store.traits.requests_at_once <= 1:
+    if count_requests_at_once(store) <= 1:
         return find_latest(list_user_names(store, prefix, cache))
     prefix = unicodedata.normalize("NFC", prefix)
     search = _Search(store, prefix, cache)
@@ -81,4 +84,4 @@ class _Search:
 def _count_recent(unread: Sequence[ListedName]) -> int:
     """Return how many records are left to be read if the one that was stored last has the latest commit time."""
     newest_s = unread[0].modified_s if unread else 0.0
-    return sum(each.modified_s >= newest_s - 2 * MAX_AHEAD_S for each in unread)
+    return sum(each.modified_s >= newest_s - MAX_AHEAD_S - _DELAY_S for each in unread)

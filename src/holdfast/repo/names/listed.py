@@ -10,7 +10,7 @@ from typing import Final
 
 from holdfast.objects.protocol import ObjectInfo, ObjectStore
 from holdfast.objects.thread_pool import ThreadPool
-from holdfast.objects.together import run_together
+from holdfast.objects.together import count_requests_at_once, run_together
 from holdfast.repo.format.layout import SNAPSHOTS, is_reserved, is_reserved_stem, make_stem_filter
 from holdfast.repo.names.generations import iter_stem_objects
 from holdfast.repo.names.record_cache import RecordCache
@@ -66,7 +66,7 @@ def is_listed(name: str, prefix: str) -> bool:
 
 def read_names(store: ObjectStore, names: Sequence[ListedName], cache: RecordCache) -> list[Listed | None]:
     """Read the snapshots of listed names, on several threads if that is faster; None for a deleted name."""
-    if store.traits.requests_at_once > 1:
+    if count_requests_at_once(store) > 1:
         return run_together(store, [partial(_read_one, store, each, cache) for each in names])
     if len(names) <= _BATCH:
         return _read_some(store, names, cache)

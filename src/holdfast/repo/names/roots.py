@@ -14,7 +14,7 @@ from typing import Literal
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound
 from holdfast.objects.listing import FlatStore, list_together
 from holdfast.objects.protocol import ObjectInfo, ObjectStore
-from holdfast.objects.together import run_together
+from holdfast.objects.together import count_requests_at_once, run_together
 from holdfast.repo.format.layout import (
     LEASES,
     MANIFESTS,
@@ -316,7 +316,7 @@ def _list_needed(needs: Needs | HoldfastError) -> list[str]:
 
 def read_infos(store: ObjectStore, keys: Sequence[str]) -> dict[str, ObjectInfo]:
     """Return what the store knows about those of the packs and manifests `keys` that exist."""
-    if isinstance(store, FlatStore) and len(keys) > store.traits.requests_at_once:
+    if isinstance(store, FlatStore) and len(keys) > count_requests_at_once(store):
         wanted = frozenset(keys)
         listed = (info for objects in list_together(store, (MANIFESTS, PACKS)) for info in objects)
         return {info.key: info for info in listed if info.key in wanted}
