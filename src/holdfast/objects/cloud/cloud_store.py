@@ -20,7 +20,7 @@ from typing_extensions import Self
 from holdfast.digest import Buffer
 from holdfast.errors import Corrupt, NotFound, ObjectExists, ReadOnlyStore, StoreError
 from holdfast.objects.cloud.client import LARGE_BYTES, ClientOwner, Load
-from holdfast.objects.cloud.failures import Attempt, CloudAction, find_cause, translate
+from holdfast.objects.cloud.failures import Attempt, CloudAction, find_cause, is_cut, translate
 from holdfast.objects.cloud.place import CloudPlace
 from holdfast.objects.cloud.server_clock import ServerClock
 from holdfast.objects.listing import FolderListing, is_key
@@ -34,6 +34,8 @@ REQUESTS_AT_ONCE: Final = 64
 MAX_LISTED: Final = 10_000_000
 """More objects than any store has: memory for them is not allocated."""
 _UPLOAD_TRIES: Final = 3
+_LIST_TRIES: Final = 4
+"""The client repeats no listing whose answer was cut, and a listing changes nothing."""
 _FIRST_PAUSE_S: Final = 0.1
 _SCRATCH: Final = ".scratch"
 """Below this are objects for tests of the server. No key begins with a dot, so no listing contains them."""
@@ -359,14 +361,19 @@ class CloudStore:
 
     def _ask(self, action: CloudAction, key: str, request: Callable[[], Result]) -> Result:
         """Make one request; raises Holdfast's error for one of obstore."""
-        began = time.monotonic()
-        try:
-            return request()
-        except (exceptions.BaseError, FileNotFoundError) as error:
-            seconds, withheld = time.monotonic() - began, self.clients.options.withheld
-            failure = translate(error, Attempt(action, key, self.url, seconds, withheld))
-        # Not chained: the text of obstore may have a signature in it.
-        raise failure
+        began, left = time.monotonic(), _LIST_TRIES if action == "list" else 1
+        while True:
+            left -= 1
+            try:
+                return request()
+            except (exceptions.BaseError, FileNotFoundError) as error:
+                seconds, withheld = time.monotonic() - began, self.clients.options.withheld
+                failure = translate(error, Attempt(action, key, self.url, seconds, withheld))
+                is_final = not left or not is_cut(error)
+            if is_final:
+                # Not chained: the text of obstore may have a signature in it.
+                raise failure
+            time.sleep(random.uniform(0.0, _FIRST_PAUSE_S))
 
 
 class CloudUpload:

@@ -147,6 +147,11 @@ def translate(error: Exception, attempt: Attempt) -> Exception:
     return failure
 
 
+def is_cut(error: BaseException) -> bool:
+    """Return whether the connection of a request was cut, and obstore has not made the request again."""
+    return find_cause(error) == "network" and _count_tries(str(error)) == 1
+
+
 def find_cause(error: BaseException) -> FailureCause:
     """Return what an error of obstore means."""
     text = str(error)

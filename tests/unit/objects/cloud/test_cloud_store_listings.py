@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from holdfast.errors import Corrupt
+from holdfast.errors import Corrupt, StoreError
 from holdfast.objects.cloud.cloud_store import CloudStore
 from holdfast.objects.protocol import ObjectInfo
 from tests.kit.s3_server import Answer, Request, S3Server, Stored
@@ -79,3 +79,30 @@ def test_a_range_behind_the_end_is_corrupt_if_the_server_answers_with_the_whole_
 
     with pytest.raises(Corrupt, match="ends before byte 11"):
         store.read_into("packs/one", 10, memoryview(bytearray(1)))
+
+
+@pytest.mark.parametrize("read", LISTS.values(), ids=LISTS)
+def test_a_listing_whose_answer_is_cut_is_read_again(
+    server: S3Server, read: Callable[[CloudStore, str], Sequence[ObjectInfo]]
+) -> None:
+    store = open_cloud(server)
+    store.create("leases/one", b"x")
+    cuts = [100, 100]
+
+    def cut(request: Request, answer: Answer) -> Answer:
+        status, headers, body = answer
+        return (status, {**headers, "Content-Length": str(len(body) + cuts.pop())}, body) if cuts else answer
+
+    server.change_answer = cut
+
+    assert [info.key for info in read(store, "leases/")] == ["leases/one"]
+    assert cuts == []
+
+
+def test_a_listing_whose_answer_is_always_cut_ends_in_an_error(server: S3Server) -> None:
+    server.change_answer = lambda request, answer: (answer[0], {"Content-Length": str(len(answer[2]) + 1)}, answer[2])
+
+    with pytest.raises(StoreError, match="the server did not answer"):
+        open_cloud(server).list_all("leases/")
+
+    assert server.count("LIST") == 4
