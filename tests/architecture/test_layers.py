@@ -44,7 +44,7 @@ ROOMS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         ("blocks", "storage_options", "thread_pool"),
         ("protocol",),
         ("together",),
-        ("listing", "settle", "memory"),
+        ("listing", "settle", "memory", "ahead"),
         ("local", "cloud"),
         ("url",),
     ),

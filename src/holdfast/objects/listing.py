@@ -94,6 +94,14 @@ class FolderStore(Protocol):
 
 
 @runtime_checkable
+class BoundedStore(Protocol):
+    """Extra method of a store that stops a listing which turns out to be long."""
+
+    def list_at_most(self, prefix: str, limit: int) -> Sequence[ObjectInfo] | None:
+        """Return every object below `prefix`, which ends with "/", ordered by key; None if there are over `limit`."""
+
+
+@runtime_checkable
 class LinkedStore(Protocol):
     """Extra methods of a store that may contain symbolic links; no method of such a store follows one."""
 

@@ -73,6 +73,9 @@ class StoreTraits:
     upload_bytes: int | None = None
     """The size from which on a writer should begin another upload: the store keeps an upload in memory until it is
     committed. None if it does not."""
+    checked_uploads: bool = False
+    """What the server has accepted is what was sent: a checksum or TLS proves it, and the server detects or repairs
+    what its disks damage. A save then reuses an object that is present without reading it."""
     requests_at_once: int = 1
     """How many requests should be in flight, because most of their time is spent waiting. 1 if requests do not wait."""
 

@@ -46,6 +46,7 @@ _TRAITS: Final = StoreTraits(
     shared_by_hosts=True,
     stale_listings=False,
     upload_bytes=PACK_BYTES,
+    checked_uploads=True,
     requests_at_once=REQUESTS_AT_ONCE,
 )
 _log: Final = logging.getLogger(__name__)
@@ -138,6 +139,14 @@ class CloudStore:
         # No order is promised for objects of different directories, and other programs may have put some there.
         found = (info for info in _drop_directories(self._list_folder(folder)) if info.key.startswith(prefix))
         return sorted((info for info in found if is_key(info.key)), key=lambda info: info.key)
+
+    def list_at_most(self, prefix: str, limit: int) -> Sequence[ObjectInfo] | None:
+        """Return every object whose key starts with `prefix`, ordered by key; None if there are more than `limit`."""
+        assert prefix.endswith("/"), "other objects of the folder would count"
+        found = self._list_folder(verify_prefix(prefix).rstrip("/"), limit)
+        if len(found) > limit:
+            return None
+        return sorted((info for info in _drop_directories(found) if is_key(info.key)), key=lambda info: info.key)
 
     def delete(self, key: str) -> None:
         """Delete `key` if it is there."""
@@ -316,18 +325,20 @@ class CloudStore:
                 raise Corrupt(f"{key} ends before byte {start + size_bytes}", key=key) from None
             raise
 
-    def _list_folder(self, folder: str) -> Sequence[ObjectInfo]:
-        """Return all objects below a folder, in any order."""
-        return self._ask("list", folder, lambda: self._read_listing(folder))
+    def _list_folder(self, folder: str, limit: int | None = None) -> Sequence[ObjectInfo]:
+        """Return all objects below a folder, in any order; not all, if there are more than `limit`."""
+        return self._ask("list", folder, lambda: self._read_listing(folder, limit))
 
-    def _read_listing(self, folder: str) -> Sequence[ObjectInfo]:
-        pages = obstore.list(self.clients.find(), prefix=folder or None)
+    def _read_listing(self, folder: str, limit: int | None) -> Sequence[ObjectInfo]:
+        pages = obstore.list(self.clients.find(), prefix=folder or None, chunk_size=PAGE_LIMIT)
         found: dict[str, ObjectInfo] = {}
         for page in pages:
             before = len(found)
             found |= {meta["path"]: _describe(meta) for meta in page}
             if page and not before < len(found) <= MAX_LISTED:
                 raise StoreError(f"cannot list {self.url}/{folder}: {_describe_endless(len(found))}", key=folder)
+            if limit is not None and len(found) > limit:
+                break  # the following pages are not requested
         self._clock.note_seen(found.values())
         return list(found.values())
 
