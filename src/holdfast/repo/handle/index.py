@@ -6,7 +6,7 @@ import struct
 import threading
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Final
@@ -20,7 +20,7 @@ from holdfast.lru import LruCache
 from holdfast.objects.listing import iter_objects
 from holdfast.objects.protocol import ObjectInfo, ObjectStore
 from holdfast.objects.settle import create_settled
-from holdfast.objects.together import iter_together
+from holdfast.objects.together import iter_together, run_together
 from holdfast.repo.format.chunk import Location
 from holdfast.repo.format.columns import ColumnType, Schema, column, decode_table, encode_table
 from holdfast.repo.format.layout import INDEX, are_file_ids, index_key
@@ -40,6 +40,8 @@ _ROWS_PER_BLOCK: Final = 512
 _MAX_DIRECTORY_BYTES: Final = 64 << 20
 _FIRST_READ_BYTES: Final = 16 << 10
 """Size of the first read of a fragment: mostly its header and directory, and all of a small fragment."""
+_FIRST_REQUEST_BYTES: Final = 256 << 10
+"""The same for a store whose requests wait: as many bytes as take about as long as the wait."""
 _SEARCHES_PER_ROW: Final = 1 / 16
 """After this many searches of fragments per row, building a guide costs less than going on without one."""
 _SLOTS_PER_ROW: Final = 16
@@ -96,12 +98,12 @@ def _blocks(data: bytes, size: int) -> Iterator[memoryview]:
 class Fragment:
     """One fragment; its blocks are read when they are searched."""
 
-    def __init__(self, store: ObjectStore, key: str, size_bytes: int) -> None:
-        """Read header and directory; raises NotFound, Corrupt or NewerFormat."""
+    def __init__(self, store: ObjectStore, key: str, size_bytes: int, *, start: bytes = b"") -> None:
+        """Read header and directory, or find them in `start`; raises NotFound, Corrupt or NewerFormat."""
         self.key = key
         self._store = store
-        self._start = memoryview(b"")
-        self._start = self._read(0, min(size_bytes, _FIRST_READ_BYTES))
+        self._start = memoryview(start)
+        self._start = self._read(0, min(size_bytes, _find_first_read_bytes(store)))
         if size_bytes < _HEADER.size:
             raise Corrupt(f"{key} is not an intact index fragment", key=key)
         magic, major, _minor, row_bytes, rows, directory_bytes, digest = _HEADER.unpack_from(self._start)
@@ -182,6 +184,10 @@ class Fragment:
         data = memoryview(bytearray(size))
         self._store.read_into(self.key, start, data)
         return data
+
+
+def _find_first_read_bytes(store: ObjectStore) -> int:
+    return _FIRST_READ_BYTES if store.traits.requests_at_once == 1 else _FIRST_REQUEST_BYTES
 
 
 def _parse_packs(value: Json, key: str) -> list[str]:
@@ -284,10 +290,13 @@ class ChunkIndex:
     def __init__(self, store: ObjectStore, *, limit_bytes: int) -> None:
         """Start without fragments, until `refresh`; keep at most `limit_bytes` in memory."""
         self.damaged: set[str] = set()
-        self._store = store
+        self.store: Final = store
         self._max_slots = 1 << (limit_bytes // 4).bit_length() - 1
         self._cache = BlockCache(limit_bytes - self._max_slots)
         self._fragments: dict[str, Fragment] = {}
+        self._listed: dict[str, ObjectInfo] = {}
+        self._is_outdated = False
+        self._num_finds = 0
         self._num_rows = 0
         self._guide: Guide | None = None
         self._num_searches = 0
@@ -295,23 +304,57 @@ class ChunkIndex:
 
     def __len__(self) -> int:
         """Return the number of fragments that can be searched."""
-        return len(self._fragments)
+        self._relist_outdated()
+        with self._lock:
+            self._open_listed()
+            return len(self._fragments)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether this handle has searched the index before: then the next save probably searches it as well."""
+        return self._num_finds > 0
+
+    @property
+    def listed(self) -> Sequence[ObjectInfo]:
+        """All fragments of the last `refresh`, and those that were written since through this index."""
+        return list(self._listed.values())
 
     def refresh(self) -> Self:
         """Open new fragments and forget deleted ones; blocks are read when they are needed."""
+        self.relist()
         with self._lock:
-            listed = {info.key: info.size_bytes for info in iter_objects(self._store, INDEX)}
+            self._open_listed()
+        return self
+
+    def expire(self) -> None:
+        """Let the first search list the fragments anew."""
+        self._is_outdated = True
+
+    def relist(self) -> None:
+        """List the fragments and forget deleted ones; new ones are opened by the first search."""
+        listed = {info.key: info for info in iter_objects(self.store, INDEX)}
+        with self._lock:
+            self._listed, self._is_outdated = listed, False
             for key in self._fragments.keys() - listed.keys():
                 self._forget(key)
             self.damaged &= listed.keys()
-            for key in listed.keys() - self._fragments.keys() - self.damaged:
-                self._open(key, listed[key])
-        return self
+
+    def write(self, chunks: Iterable[PackedChunk]) -> None:
+        """Write a fragment, which is then searched without being read; raises as `write_fragment` does."""
+        data = encode_fragment(chunks)
+        key = create_fragment(self.store, data)
+        with self._lock:
+            self._listed[key] = ObjectInfo(key, len(data), self.store.clock())
+            if len(data) <= _find_first_read_bytes(self.store) and key not in self._fragments:
+                self._add(Fragment(self.store, key, len(data), start=data))
 
     def find(self, digest: Digest, size_bytes: int) -> list[Location]:
         """Return the locations where copies of a chunk may be stored."""
         found = []
+        self._relist_outdated()
         with self._lock:
+            self._num_finds += 1
+            self._open_listed()
             for key in self._choose(int.from_bytes(digest[:4], "big")):
                 try:
                     found += [at for size, at in self._fragments[key].find(digest, self._cache) if size == size_bytes]
@@ -333,20 +376,38 @@ class ChunkIndex:
     def _count_slots(self) -> int:
         return min(self._max_slots, 1 << (_SLOTS_PER_ROW * self._num_rows).bit_length())
 
-    def _open(self, key: str, size_bytes: int) -> None:
-        try:
-            fragment = Fragment(self._store, key, size_bytes)
-        except NotFound:
-            return  # merged away since it was listed
-        except (Corrupt, NewerFormat, StoreError):
-            self.damaged.add(key)
+    def _relist_outdated(self) -> None:
+        if self._is_outdated:
+            self.relist()
+
+    def _open_listed(self) -> None:
+        """Open the fragments that were listed and are not open; at once, if the store answers many requests."""
+        if len(self._listed) == len(self._fragments):
             return
-        self._fragments[key] = fragment
+        new = self._listed.keys() - self._fragments.keys() - self.damaged
+        infos = [self._listed[key] for key in sorted(new)]
+        opened = run_together(self.store, [partial(self._open, info) for info in infos])
+        for info, found in zip(infos, opened, strict=True):
+            if isinstance(found, Fragment):
+                self._add(found)
+            elif isinstance(found, NotFound):
+                del self._listed[info.key]  # merged away since it was listed
+            else:
+                self.damaged.add(info.key)
+
+    def _open(self, info: ObjectInfo) -> Fragment | NotFound | Corrupt | NewerFormat | StoreError:
+        try:
+            return Fragment(self.store, info.key, info.size_bytes)
+        except (NotFound, Corrupt, NewerFormat, StoreError) as error:
+            return error
+
+    def _add(self, fragment: Fragment) -> None:
+        self._fragments[fragment.key] = fragment
         self._num_rows += fragment.num_rows
         if self._guide and self._guide.num_slots < min(self._max_slots, _FEWEST_SLOTS_PER_ROW * self._num_rows):
             self._guide, self._num_searches = None, 0
         if self._guide:
-            self._add_to_guide(self._guide, key)
+            self._add_to_guide(self._guide, fragment.key)
 
     def _add_to_guide(self, guide: Guide, key: str) -> None:
         try:
@@ -356,7 +417,9 @@ class ChunkIndex:
 
     def _drop(self, key: str, error: NotFound | Corrupt | StoreError) -> None:
         self._forget(key)
-        if not isinstance(error, NotFound):
+        if isinstance(error, NotFound):
+            self._listed.pop(key, None)
+        else:
             self.damaged.add(key)
 
     def _forget(self, key: str) -> None:
@@ -367,7 +430,11 @@ class ChunkIndex:
 
 def write_fragment(store: ObjectStore, chunks: Iterable[PackedChunk]) -> str:
     """Write a fragment under its own digest and return its key; not fsynced, as it can be rebuilt from the packs."""
-    data = encode_fragment(chunks)
+    return create_fragment(store, encode_fragment(chunks))
+
+
+def create_fragment(store: ObjectStore, data: bytes) -> str:
+    """Create an encoded fragment under its own digest and return its key."""
     key = index_key(hash_bytes(data).hex())
     try:
         create_settled(store, key, data, durable=False)
@@ -411,16 +478,16 @@ def plan_merge(fragments: Iterable[ObjectInfo]) -> list[ObjectInfo]:
 
 def apply_merge(store: ObjectStore, fragments: list[ObjectInfo]) -> None:
     """Replace many fragments by one; a concurrent search finds the old ones, the new one or both."""
-    chunks: list[PackedChunk] = []
-    for info in fragments:
-        try:
-            chunks += Fragment(store, info.key, info.size_bytes).iter_chunks()
-        except (NotFound, Corrupt, NewerFormat):
-            continue  # merged by another process, or unreadable; it can be rebuilt from the packs
-    merged = write_fragment(store, chunks)
-    for info in fragments:
-        if info.key != merged:
-            store.delete(info.key)
+    found = run_together(store, [partial(_read_chunks, store, info) for info in fragments])
+    merged = write_fragment(store, (chunk for chunks in found for chunk in chunks))
+    run_together(store, [partial(store.delete, info.key) for info in fragments if info.key != merged])
+
+
+def _read_chunks(store: ObjectStore, info: ObjectInfo) -> list[PackedChunk]:
+    try:
+        return list(Fragment(store, info.key, info.size_bytes).iter_chunks())
+    except (NotFound, Corrupt, NewerFormat):
+        return []  # merged by another process, or unreadable; it can be rebuilt from the packs
 
 
 def merge_tiers(store: ObjectStore) -> None:

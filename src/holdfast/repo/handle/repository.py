@@ -5,19 +5,35 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from holdfast.display.readable import readable_repr
-from holdfast.errors import NotAStore, ObjectExists, StoreGone
-from holdfast.objects.protocol import ObjectStore, PlacedStore
-from holdfast.repo.handle.config import Config, confirm_config, create_config, ensure_config, read_config, verify_empty
+from holdfast.errors import NotAStore, NotFound, ObjectExists, StoreGone
+from holdfast.objects.ahead import Ahead
+from holdfast.objects.listing import iter_objects
+from holdfast.objects.protocol import ObjectInfo, ObjectStore, PlacedStore
+from holdfast.repo.format.layout import CONFIG, generation_key
+from holdfast.repo.format.record import Fields
+from holdfast.repo.handle.config import (
+    Config,
+    confirm_config,
+    create_config,
+    ensure_config,
+    parse_config,
+    read_config,
+    verify_empty,
+)
 from holdfast.repo.handle.index import ChunkIndex
 from holdfast.repo.handle.remembered import ChangeHints, RecentSnapshots, VerifiedChunks
+from holdfast.repo.names.generations import read_record
 from holdfast.repo.names.record_cache import RecordCache
 from holdfast.repo.stages import Stage, StageName, Stages
 
 _log = logging.getLogger(__name__)
 
+_LIKELY_CONFIG: Final = generation_key(CONFIG, 1)
+"""The key of the config in most stores: the first one is written once more, to confirm it."""
 DEFAULT_BUDGET_BYTES: Final = 256 << 20
 MIN_BUDGET_BYTES: Final = 16 << 20
 
@@ -28,6 +44,37 @@ class StoreIdentity:
     def __init__(self, store_id: str = "") -> None:
         """Expect the store `store_id`; if empty, the first store that is seen."""
         self.store_id = store_id
+        self._seen: tuple[ObjectInfo, Config] | None = None
+
+    def read_config(self, store: ObjectStore) -> Config | None:
+        """Return the config that the store has now, like `config.read_config`.
+
+        On a store whose requests wait, a listing shows that the record which was read last is still the newest and
+        unchanged: no record is ever replaced, and a store that was created anew has a record of another version.
+        """
+        if store.traits.requests_at_once == 1:
+            return read_config(store)
+        if self._seen is None:
+            return self._read_anew(store, likely=_LIKELY_CONFIG)
+        listed = _list_configs(store)
+        if listed and listed[-1] == self._seen[0]:
+            return self._seen[1]
+        self._seen = None
+        return self._read_anew(store, likely=listed[-1].key) if listed else None
+
+    def _read_anew(self, store: ObjectStore, *, likely: str) -> Config | None:
+        """Read the record `likely` while the configs are listed: mostly it is the newest."""
+        listed, fields = _list_and_read(store, likely)
+        if not listed:
+            return None
+        if likely != listed[-1].key and likely == _LIKELY_CONFIG:
+            return self._read_anew(store, likely=listed[-1].key)
+        if fields is None or likely != listed[-1].key:
+            return read_config(store)  # torn, or replaced meanwhile: the general way finds what counts
+        config = parse_config(fields, url=store.url)
+        if listed[-1].version:
+            self._seen = (listed[-1], config)
+        return config
 
     def verify(self, config: Config | None, *, url: str) -> None:
         """Raise StoreGone unless `config`, just read, is that of the expected store; None means there is no store."""
@@ -47,6 +94,22 @@ class StoreIdentity:
             expected_id=self.store_id,
             found_id=found_id,
         )
+
+
+def _list_configs(store: ObjectStore) -> list[ObjectInfo]:
+    return list(iter_objects(store, CONFIG))
+
+
+def _list_and_read(store: ObjectStore, key: str) -> tuple[list[ObjectInfo], Fields | None]:
+    with Ahead(store, partial(_read_present, store, key)) as read:
+        return _list_configs(store), read.result()
+
+
+def _read_present(store: ObjectStore, key: str) -> Fields | None:
+    try:
+        return read_record(store, key)
+    except NotFound:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +170,10 @@ class Repository:
 
     def verify_may_write(self) -> Config:
         """Return the config for a writer, creating it at the first save; raises StoreGone, NewerFormat, StoreError."""
-        config = read_config(self.store)
+        return self.prepare_write(self.identity.read_config(self.store))
+
+    def prepare_write(self, config: Config | None) -> Config:
+        """Do the same with a config that was just read; None means there is no store."""
         if config is None and not self.identity.store_id:
             config = self._create()
         self.identity.verify(config, url=self.store.url)
@@ -119,8 +185,14 @@ class Repository:
 
     def verify_same(self) -> ObjectStore:
         """Return the object store, to change it; raises StoreGone if it is not the store that was opened."""
-        self.identity.verify(read_config(self.store), url=self.store.url)
+        self.read_same()
         return self.store
+
+    def read_same(self) -> Config | None:
+        """Return the config that the store has now; raises StoreGone if it is not the store that was opened."""
+        config = self.identity.read_config(self.store)
+        self.identity.verify(config, url=self.store.url)
+        return config
 
     def _create(self) -> Config:
         # Checked before the store is created, reported afterwards. A mount point without its filesystem looks the same.
@@ -153,14 +225,14 @@ def open_repository(
     """
     if budget_bytes < MIN_BUDGET_BYTES:
         raise ValueError(f"budget_bytes must be at least {MIN_BUDGET_BYTES}, not {budget_bytes}")
-    config = read_config(store)
+    identity = StoreIdentity(store_id)
+    config = identity.read_config(store)
     if config is None:
         verify_empty(store)
         if not create:
             raise NotAStore(f"{store.url} is not a store; create one with `holdfast -s {store.url} init`")
     counters = HandleCounters(stages=stages or Stages())
     hints = ChangeHints() if change_hints else None
-    identity = StoreIdentity(store_id)
     return Repository(store, config, budget_bytes, counters=counters, identity=identity, hints=hints)
 
 

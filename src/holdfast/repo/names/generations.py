@@ -141,29 +141,33 @@ def read_record(store: ObjectStore, key: str) -> Fields | None:
 
 
 def create_generation(
-    store: ObjectStore,
-    stem: str,
-    generation: int,
-    fields: Mapping[str, Json],
-    *,
-    durable: bool = True,
-    may_vanish: bool = False,
+    store: ObjectStore, stem: str, generation: int, fields: Mapping[str, Json], *, durable: bool = True
 ) -> None:
     """Create `generation` of `stem`; raises ObjectExists if another process was first.
 
     `fields` must contain a random write id. If a higher generation exists afterwards, our listing was stale and our
-    record does not count, so that raises ObjectExists as well. With `may_vanish` it is no error if no generation
-    exists afterwards: the record counted, and a collector has deleted it since.
+    record does not count, so that raises ObjectExists as well.
     """
     key = generation_key(stem, generation)
-    create_settled(store, key, encode_record({**fields, "generation": generation}), durable=durable)
+    create_unlisted(store, stem, generation, fields, durable=durable)
     try:
         highest = list_generations(store, stem)[-1:]
     except StoreError as error:
         text = f"{key} was created, but it is unknown whether it counts: {error}"
         raise StoreError(text, key=key, fate="unknown") from error
-    if highest != [generation] and not (may_vanish and not highest):
+    if highest != [generation]:
         raise ObjectExists(f"{key} was overtaken by a higher generation", key=key)
+
+
+def create_unlisted(
+    store: ObjectStore, stem: str, generation: int, fields: Mapping[str, Json], *, durable: bool = True
+) -> None:
+    """Create `generation` of `stem` like `create_generation`, for a caller whose number comes from no listing.
+
+    If the caller created every generation below itself, a higher one can exist only after this one.
+    """
+    data = encode_record({**fields, "generation": generation})
+    create_settled(store, generation_key(stem, generation), data, durable=durable)
 
 
 def change_name(store: ObjectStore, stem: str, generation: int, fields: Mapping[str, Json], *, name: str) -> None:

@@ -6,8 +6,9 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from time import monotonic, sleep
 from typing import Final, Literal, Protocol
 
@@ -15,8 +16,9 @@ from holdfast.errors import LeaseLost, ObjectExists, StoreError
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.thread_pool import BackgroundThread
+from holdfast.objects.together import run_together
 from holdfast.repo.format.layout import generation_key, lease_stem, new_lease_id, new_write_id
-from holdfast.repo.names.generations import create_generation, list_generations
+from holdfast.repo.names.generations import create_unlisted
 
 _log = logging.getLogger(__name__)
 
@@ -89,6 +91,14 @@ def describe_lease(
     }
 
 
+def delete_lease(store: ObjectStore, lease_id: str, generations: Sequence[int]) -> None:
+    """Delete the files of an ended lease, the highest generation last; what cannot be deleted, a collector deletes."""
+    keys = [generation_key(lease_stem(lease_id), generation) for generation in generations]
+    with suppress(StoreError):
+        run_together(store, [partial(store.delete, key) for key in keys[:-1]])
+        run_together(store, [partial(store.delete, key) for key in keys[-1:]])
+
+
 class KeptAlive(Protocol):
     """The part of a lease that code which writes packs needs."""
 
@@ -114,6 +124,7 @@ class Lease:
         self._renewed_monotonic_s = 0.0
         self._lock = threading.Lock()
         self._is_released = False
+        self._has_ended = False
         try:
             self._advance("live")
         except BaseException:
@@ -137,11 +148,8 @@ class Lease:
 
     def forget(self) -> None:
         """Delete the files of an ended lease, the highest generation last, so that it never seems alive again."""
-        try:
-            for generation in list_generations(self._store, lease_stem(self.lease_id)):
-                self._store.delete(generation_key(lease_stem(self.lease_id), generation))
-        except StoreError:
-            return  # a later collection deletes them
+        # Unless it was released, the generation after the last may exist: a fence, or a release that got no answer.
+        delete_lease(self._store, self.lease_id, range(self._generation + (1 if self._has_ended else 2)))
 
     def _advance(self, state: LeaseState) -> None:
         with self._lock:
@@ -152,21 +160,16 @@ class Lease:
 
     def _create_next(self, state: LeaseState) -> None:
         fields = describe_lease(self._store, self.lease_id, state, purpose=self._purpose, is_locked=self._is_locked)
+        began_s, began_monotonic_s = self._store.clock(), monotonic()
         try:
-            create_generation(
-                self._store,
-                lease_stem(self.lease_id),
-                self._generation + 1,
-                fields,
-                durable=False,
-                # A collector that reads the release deletes the lease at once, perhaps before it is listed below.
-                may_vanish=state == "released",
-            )
+            # Not listed again: a collector fences by creating the generation after the one that it has seen, so a
+            # fence from before this renewal has the number of this renewal.
+            create_unlisted(self._store, lease_stem(self.lease_id), self._generation + 1, fields, durable=False)
         except ObjectExists as error:
             raise LeaseLost(
                 f"{self._purpose}: a collector considered this save dead and fenced its lease {self.lease_id};"
                 " nothing of it is visible. Save again"
             ) from error
         self._generation += 1
-        self._renewed_s = self._store.clock()
-        self._renewed_monotonic_s = monotonic()
+        self._has_ended = state == "released"
+        self._renewed_s, self._renewed_monotonic_s = began_s, began_monotonic_s

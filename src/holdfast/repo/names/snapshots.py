@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -12,7 +12,7 @@ from holdfast.digest import Digest, short_hex
 from holdfast.display.readable import format_when
 from holdfast.errors import Corrupt, NewerFormat, NotFound
 from holdfast.json_text import Json
-from holdfast.objects.protocol import ObjectStore
+from holdfast.objects.protocol import ObjectInfo, ObjectStore
 from holdfast.objects.together import iter_together
 from holdfast.repo.format.layout import (
     SNAPSHOTS,
@@ -23,6 +23,7 @@ from holdfast.repo.format.layout import (
     make_stem_filter,
     new_write_id,
     snapshot_stem,
+    split_generation,
     verify_name,
 )
 from holdfast.repo.format.record import Fields
@@ -78,6 +79,14 @@ def read_name(store: ObjectStore, name: str, *, likely: int | None = None) -> Na
     """Read the current state of `name`, at once if its newest generation is `likely` (see `read_newest`)."""
     name = verify_name(name)
     return _parse_state(read_newest(store, snapshot_stem(name), likely=likely), name)
+
+
+def read_listed_name(store: ObjectStore, name: str, listed: Iterable[ObjectInfo]) -> NameState:
+    """Read the current state of `name` from a listing of all records."""
+    stem = snapshot_stem(verify_name(name))
+    splits = (split_generation(info.key) for info in listed)
+    generations = [split[1] for split in splits if split and split[0] == stem]
+    return _parse_state(read_listed(store, stem, generations), name)
 
 
 def read_snapshot(store: ObjectStore, name: str) -> CommittedSnapshot:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from holdfast.errors import NewerFormat, NotAStore
+from holdfast.errors import NewerFormat, NotAStore, StoreGone
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore
-from holdfast.repo.format.layout import PREFIXES, SHELVES, generation_key
+from holdfast.objects.protocol import StoreTraits
+from holdfast.repo.format.layout import CONFIG, PREFIXES, SHELVES, generation_key
 from holdfast.repo.format.record import encode_record
 from holdfast.repo.handle.config import create_config, read_config
 from holdfast.repo.handle.repository import (
@@ -17,7 +19,9 @@ from holdfast.repo.handle.repository import (
     init_repository,
     open_repository,
 )
+from holdfast.repo.names.generations import create_generation, read_newest
 from tests.faults.unsynced import UnsyncedFiles
+from tests.kit.rounds import count_rounds
 from tests.kit.saving import keys, load_bytes, new_repo, noise, save_bytes, snapshot_of
 
 
@@ -127,3 +131,48 @@ def test_a_handle_keeps_its_index_open_and_sees_what_others_have_saved(store: Me
     assert save_bytes(repo, "c", {"x": noise(2000, 1), "y": noise(2000, 2), "z": noise(2000, 3)}).new_bytes == 2000
     assert repo.index is index
     assert len(repo.index.refresh()) == len(keys(store, "index/"))
+
+
+class Bucket(MemoryStore):
+    """A store whose requests wait."""
+
+    @property
+    def traits(self) -> StoreTraits:
+        return replace(super().traits, requests_at_once=8)
+
+
+def test_the_config_that_a_handle_has_seen_is_only_listed_again() -> None:
+    store = Bucket()
+    init_repository(store)
+    repo = open_repository(store)
+    with count_rounds(MemoryStore, "read") as rounds:
+        repo.verify_may_write()
+        repo.verify_same()
+    assert rounds.requests == []
+
+
+def test_another_store_in_the_place_of_the_one_that_was_seen_is_noticed() -> None:
+    store = Bucket()
+    init_repository(store)
+    repo = open_repository(store)
+    for key in list(store.contents()):
+        store.delete(key)
+    with pytest.raises(StoreGone, match="is gone"):
+        repo.verify_same()
+    init_repository(store)
+    with pytest.raises(StoreGone, match="another store"):
+        repo.verify_may_write()
+
+
+def test_a_newer_config_is_read_at_once() -> None:
+    store = Bucket()
+    init_repository(store)
+    repo = open_repository(store)
+    newest = read_newest(store, CONFIG)
+    assert newest.fields
+    features = {"read": [], "write": ["of a later version"], "collect": []}
+    fields = {**newest.fields.values, "features": features, "write_id": "0" * 32}
+    create_generation(store, CONFIG, newest.next_generation, fields)
+    for _ in range(2):
+        with pytest.raises(NewerFormat, match="of a later version"):
+            repo.verify_may_write()
