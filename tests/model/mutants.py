@@ -24,6 +24,30 @@ MUTANTS: Final = (
     Mutant(
         "marks are listed before the lease is taken", Rules(lists_marks="before lease"), "first save, collector", "I1"
     ),
+    Mutant(
+        "packs are looked for before the marks are listed",
+        Rules(looks_for_files="before marks"),
+        "first save, collector",
+        "I1",
+    ),
+    Mutant(
+        "packs are looked for before the marks are listed, at once",
+        Rules(looks_for_files="before marks"),
+        "first save at once, collector",
+        "I1",
+    ),
+    Mutant(
+        "marks are checked again before the renewal",
+        Rules(rechecks="before renewal"),
+        "first save, collector",
+        "I7",
+    ),
+    Mutant(
+        "the snapshot comes before its manifest, at once",
+        Rules(commits_last=False),
+        "first save at once, collector",
+        "I1",
+    ),
     Mutant("marks are not checked again", Rules(rechecks_marks=False), "first save, collector", "I7"),
     Mutant("the lease is not renewed before the commit", Rules(renews=False), "first save, collector", "I7"),
     Mutant("a fence is not noticed at the release", Rules(release="ignore"), "first save, collector", "I1"),

@@ -30,6 +30,23 @@ SCENES: Final = {
         Scene(
             "first save that forgets, collector", (Save("first", content="ab", forgets=True, keeps_alive=1), Collect())
         ),
+        Scene(
+            "first save at once, collector",
+            (Save("first", content="ab", forgets=True, at_once=True), Collect(purges=True)),
+            OLD_FILES | ORPHAN,
+        ),
+        Scene(
+            "overwrite at once, two collectors",
+            (Save("overwrite", content="b", forgets=True, at_once=True), Collect(), Collect(adopts=True)),
+            OLD_FILES | ORPHAN,
+            ((OLD,),),
+        ),
+        Scene(
+            "overwrite at once, save at once, collector",
+            (Save("overwrite", content="b", at_once=True), Save("overwrite", content="ab", at_once=True), Collect()),
+            OLD_FILES | ORPHAN,
+            ((OLD,),),
+        ),
         Scene("two first saves, collector", (Save("first"), Save("first", content="b"), Collect())),
         Scene("first save, the same again, collector", (Save("first"), Save("repeat"), Collect())),
         Scene(

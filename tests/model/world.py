@@ -31,6 +31,8 @@ class Rules:
     # Writer
     lists_marks: Literal["after lease", "before lease"] = "after lease"
     rechecks_marks: bool = True
+    rechecks: Literal["after renewal", "before renewal"] = "after renewal"
+    looks_for_files: Literal["after marks", "before marks"] = "after marks"
     renews: bool = True
     release: Literal["check", "ignore"] = "check"
     commits_last: bool = True

@@ -47,6 +47,8 @@ class Save:
     """How often it renews its lease while it writes."""
     forgets: bool = False
     """Removes the files of its lease in the end."""
+    at_once: bool = False
+    """Makes requests that do not depend on each other at the same time: their order is open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ class Writer(NamedTuple):
     """Authors of records that cannot be restored any more."""
     content: str = ""
     marked: frozenset[str] = EMPTY
+    found: frozenset[str] = EMPTY
+    """Files that it found before it listed the marks; only a mutant does."""
     packs: frozenset[str] = EMPTY
     manifest: int = -1
     lease_generation: int = -1
@@ -190,7 +194,13 @@ def _find_same(turn: Turn, top: Record) -> Steps:
 def _lease(turn: Turn) -> Steps:
     world = add_lease(turn.world, turn.number, 0, "live")
     after = "marks" if turn.rules.lists_marks == "after lease" else "choose"
+    if turn.rules.looks_for_files == "before marks":
+        after = "look"
     return turn.to("takes a lease", world, at=after, lease_generation=0)
+
+
+def _look(turn: Turn) -> Steps:
+    return turn.to("looks for files", at="marks", found=turn.world.files)
 
 
 def _marks(turn: Turn) -> Steps:
@@ -204,17 +214,30 @@ def _choose(turn: Turn) -> Steps:
     if judged is None:
         return _give_up(turn, "cannot tell what it would replace", "busy")
     before, skipped = judged
-    usable = sorted(turn.world.files - turn.me.marked - turn.order.avoid)
+    files = turn.world.files if turn.rules.looks_for_files == "after marks" else turn.me.found
+    usable = sorted(files - turn.me.marked - turn.order.avoid)
     copies = [[key for key in usable if chunk in chunks_of(key)] or [""] for chunk in turn.me.content]
     steps = []
-    after = "keep alive" if turn.order.keeps_alive else "manifest" if turn.rules.commits_last else "renew"
+    after = "keep alive" if turn.order.keeps_alive else _find_last_writes(turn)
     for chosen in sorted({tuple(sorted(set(choice) - {""})) for choice in product(*copies)}):
         world, packs = _write_packs(turn, frozenset(chosen))
         me = turn.me._replace(
-            at=after, marked=EMPTY, packs=packs, options=before, skipped=skipped, manifest=turn.me.manifest + 1
+            at=after,
+            marked=EMPTY,
+            found=EMPTY,
+            packs=packs,
+            options=before,
+            skipped=skipped,
+            manifest=turn.me.manifest + 1,
         )
         steps.append((f"reuses {sorted(chosen)}, has {sorted(packs)}", move(world, turn.number, me)))
     return steps
+
+
+def _find_last_writes(turn: Turn) -> str:
+    if not turn.rules.commits_last:
+        return "renew"
+    return "manifest and renewal" if turn.order.at_once else "manifest"
 
 
 def _judge_options(turn: Turn) -> tuple[tuple[Record, ...], frozenset[int]] | None:
@@ -253,13 +276,25 @@ def _manifest(turn: Turn) -> Steps:
     world = turn.world._replace(files=turn.world.files | {key})
     if not turn.rules.commits_last:
         return turn.to(f"writes {key}", world, at="release")
+    if turn.rules.rechecks == "before renewal":
+        return turn.to(f"writes {key}", world, at="early recheck")
     if turn.rules.renews:
         return turn.to(f"writes {key}", world, at="renew")
     return turn.to(f"writes {key}", world, at="recheck", is_warned=turn.is_taken())
 
 
+def _write_at_once(turn: Turn) -> Steps:
+    """Write the manifest and renew the lease in either order; the marks are listed again after both."""
+    return [*_manifest(turn), *_renew(turn, "late manifest")]
+
+
+def _write_late(turn: Turn) -> Steps:
+    key = turn.record().manifest
+    return turn.to(f"writes {key}", turn.world._replace(files=turn.world.files | {key}), at="recheck")
+
+
 def _keep_alive(turn: Turn) -> Steps:
-    after = "keep alive" if turn.me.lease_generation + 1 < turn.order.keeps_alive else "manifest"
+    after = "keep alive" if turn.me.lease_generation + 1 < turn.order.keeps_alive else _find_last_writes(turn)
     return _renew(turn, after)
 
 
@@ -273,6 +308,21 @@ def _renew(turn: Turn, after: str = "recheck") -> Steps:
     return turn.to("renews its lease", world, at=after, lease_generation=generation)
 
 
+def _recheck_early(turn: Turn) -> Steps:
+    """Read the marks again before the renewal: a mutant."""
+    if not turn.find_stale():
+        return turn.to("lists marks again", at="late renewal")
+    return _recheck(turn)
+
+
+def _renew_late(turn: Turn) -> Steps:
+    steps = _renew(turn, "commit")
+    if turn.find_stale():
+        turn = turn._replace(me=turn.me._replace(is_warned=True))
+        steps = _renew(turn, "commit")
+    return steps
+
+
 def _recheck(turn: Turn) -> Steps:
     stale = turn.find_stale()
     if not turn.rules.rechecks_marks:
@@ -281,8 +331,7 @@ def _recheck(turn: Turn) -> Steps:
         return turn.to("lists marks again", at="commit")
     world, packs = _write_packs(turn, turn.me.packs - stale)
     label = f"lists marks again, writes {sorted(stale)} anew"
-    after = "manifest" if turn.rules.commits_last else "renew"
-    return turn.to(label, world, at=after, packs=packs, manifest=turn.me.manifest + 1)
+    return turn.to(label, world, at=_find_last_writes(turn), packs=packs, manifest=turn.me.manifest + 1)
 
 
 def _commit(turn: Turn) -> Steps:
@@ -348,7 +397,16 @@ def _forget(turn: Turn) -> Steps:
     files = turn.world.leases[turn.number]
     if not files:
         return turn.to("is done", at="done")
-    return turn.to("removes a lease file", set_lease(turn.world, turn.number, files[1:]))
+    # The highest goes last, for a live one must not be left alone; the others in any order, if at once.
+    going = files[: len(files) - 1 if turn.order.at_once else 1] or files
+    return [
+        step
+        for gone in going
+        for step in turn.to(
+            f"removes lease file {gone[0]}",
+            set_lease(turn.world, turn.number, (file for file in files if file != gone)),
+        )
+    ]
 
 
 _ACTS: Final[dict[str, Callable[[Turn], Steps]]] = {
@@ -356,9 +414,14 @@ _ACTS: Final[dict[str, Callable[[Turn], Steps]]] = {
     "lock": _lock,
     "lease": _lease,
     "marks": _marks,
+    "look": _look,
     "choose": _choose,
     "keep alive": _keep_alive,
     "manifest": _manifest,
+    "manifest and renewal": _write_at_once,
+    "late manifest": _write_late,
+    "early recheck": _recheck_early,
+    "late renewal": _renew_late,
     "renew": _renew,
     "recheck": _recheck,
     "commit": _commit,

@@ -72,18 +72,24 @@ class NewChunk(NamedTuple):
 class PackBuilder:
     """Writes chunks into a new pack, which becomes visible and durable with `seal`."""
 
-    def __init__(self, store: ObjectStore, pack_id: str) -> None:
+    def __init__(self, store: ObjectStore, pack_id: str, *, limit_bytes: int | None = None) -> None:
+        """Begin a pack that is full from `limit_bytes` on; by default, from as many as format and store allow."""
         self.pack_id = pack_id
         self.rows: list[PackedChunk] = []
         self._store = store
         self._upload = store.upload(pack_key(pack_id))
         self._size = 0
-        self._limit_bytes = min(PACK_LIMIT_BYTES, store.traits.upload_bytes or PACK_LIMIT_BYTES)
+        self._limit_bytes = limit_bytes or min(PACK_LIMIT_BYTES, store.traits.upload_bytes or PACK_LIMIT_BYTES)
         try:
             self._append(encode_header(pack_id))
         except BaseException:
             self.abort()  # the caller has no reference to it yet
             raise
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes were appended."""
+        return self._size
 
     @property
     def is_full(self) -> bool:

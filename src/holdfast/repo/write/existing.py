@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
-from typing import Final
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Final, NamedTuple
 
 from holdfast.digest import Digest, fingerprint, hash_bytes
 from holdfast.errors import Corrupt, NewerFormat, NotFound, StoreError
 from holdfast.objects.blocks import BlockPool
-from holdfast.objects.listing import iter_objects
-from holdfast.objects.protocol import ObjectInfo, ObjectStore
+from holdfast.objects.listing import BoundedStore, iter_objects
+from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore
+from holdfast.objects.together import run_together
 from holdfast.repo.format.chunk import CHUNK_BYTES, RAW, Location
-from holdfast.repo.format.layout import SNAPSHOTS, may_start_with, pack_key, split_generation, split_prefix
+from holdfast.repo.format.layout import (
+    SNAPSHOTS,
+    may_start_with,
+    natural_order,
+    pack_key,
+    split_generation,
+    split_prefix,
+    split_stem,
+)
 from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.format.rank_manifests import read_manifests
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.generations import read_newest
+from holdfast.repo.names.generations import read_listed
+from holdfast.repo.names.roots import is_present, iter_needed
 from holdfast.repo.names.snapshots import CommittedSnapshot, parse_snapshot
+from holdfast.repo.read.reader import is_readable
 
 _KEPT_BLOCKS: Final = 8
 _BASE_CANDIDATES: Final = 8
@@ -30,6 +43,7 @@ class ExistingChunks:
     def __init__(self, repo: Repository, bases: Sequence[Manifest], *, avoid: frozenset[str]) -> None:
         """Search `bases`, then the index as last refreshed; packs whose key is in `avoid` count as absent."""
         self._store = repo.store
+        self._is_checked = repo.store.traits.checked_uploads
         self._avoid = avoid
         self._bases = [(base, base.locate_all()) for base in bases]
         self._index = repo.index
@@ -70,8 +84,27 @@ class ExistingChunks:
             self.damaged_packs.add(location.pack_id)
         return is_same
 
+    def read_packs(self, wanted: Iterable[tuple[Digest, int]]) -> None:
+        """Ask at once for the packs that may contain chunks, given by digest and size; `iter_copies` then need not.
+
+        Does nothing on a store whose requests do not wait.
+        """
+        if self._store.traits.requests_at_once == 1:
+            return
+        packs: set[str] = set()
+        for digest, size_bytes in wanted:
+            in_base = next((base for base, rows in self._bases if digest in rows), None)
+            if in_base:
+                packs.update(in_base.packs)  # the following chunks are probably in the same base
+            else:
+                packs.update(at.pack_id for at in self._index.find(digest, size_bytes))
+        unknown = [pack_id for pack_id in packs - self._packs.keys() if pack_key(pack_id) not in self._avoid]
+        self._packs.update(run_together(self._store, [partial(self._read_pack, pack_id) for pack_id in unknown]))
+
     def is_proven(self, location: Location) -> bool:
-        """Return whether this handle wrote or read the copy recently, so that this save need not read it."""
+        """Return whether a copy is intact without being read: the store says so, or this handle verified it lately."""
+        if self._is_checked:
+            return self._find_pack(location.pack_id) is not None
         if self._turn is None:
             self._turn = self._proven.begin_turn()
         pack = self._find_pack(location.pack_id)
@@ -80,11 +113,14 @@ class ExistingChunks:
     def _find_pack(self, pack_id: str) -> ObjectInfo | None:
         """Return the size and version of a pack, None if it is missing; asks the store once per save."""
         if pack_id not in self._packs:
-            try:
-                self._packs[pack_id] = self._store.stat(pack_key(pack_id))
-            except NotFound:
-                self._packs[pack_id] = None
+            self._packs.update([self._read_pack(pack_id)])
         return self._packs[pack_id]
+
+    def _read_pack(self, pack_id: str) -> tuple[str, ObjectInfo | None]:
+        try:
+            return pack_id, self._store.stat(pack_key(pack_id))
+        except NotFound:
+            return pack_id, None
 
     def _read(self, location: Location, block: memoryview) -> memoryview | None:
         stored = block[: location.stored_bytes]
@@ -119,30 +155,70 @@ def read_bases(store: ObjectStore, candidates: Sequence[CommittedSnapshot | None
     return [manifest for found in manifests.values() for manifest in found]
 
 
-def read_base(repo: Repository, name: str) -> CommittedSnapshot | None:
+def read_base(repo: Repository, name: str, *, listed: Sequence[ObjectInfo] | None = None) -> CommittedSnapshot | None:
     """Return the newest snapshot under the same prefix as `name`: most likely the previous step.
 
-    A handle that has not saved under the prefix yet would have to list all names. It does so only if the index is
-    empty: otherwise the index finds the chunks.
+    A handle that has not saved under the prefix yet would have to list all names. It does so only if `listed` has them
+    already, or if the index is empty: otherwise the index finds the chunks.
     """
     remembered = repo.recent.find(name)
-    if remembered or len(repo.index):
+    if remembered:
         return remembered
-    store, prefix = repo.store, split_prefix(name)
-    listed = iter_objects(store, SNAPSHOTS)
-    candidates = (info for info in listed if may_start_with(info.key, prefix))
-    for info in heapq.nlargest(_BASE_CANDIDATES, candidates, key=lambda info: info.modified_s):
-        snapshot = _read_candidate(store, info.key)
+    if listed is None:
+        if repo.store.traits.requests_at_once > 1 or len(repo.index):
+            return None
+        listed = list(iter_objects(repo.store, SNAPSHOTS))
+    prefix = split_prefix(name)
+    stems = dict(_group_by_stem(info for info in listed if may_start_with(info.key, prefix)))
+    # Some servers round times to seconds; of equally new ones, the last step is the best guess.
+    newest = heapq.nlargest(
+        _BASE_CANDIDATES, stems, key=lambda stem: (stems[stem].modified_s, natural_order(split_stem(stem)))
+    )
+    for stem in newest:
+        snapshot = _read_candidate(repo.store, stem, stems[stem].generations)
         if snapshot and snapshot.name.startswith(prefix):
             return snapshot
     return None
 
 
-def _read_candidate(store: ObjectStore, key: str) -> CommittedSnapshot | None:
-    """Return the current snapshot of the name to which a record belongs; None if deleted or damaged."""
-    split = split_generation(key)
+class _ListedName(NamedTuple):
+    """The records of one name, from a listing."""
+
+    generations: list[int]
+    modified_s: float
+
+
+def _group_by_stem(listed: Iterable[ObjectInfo]) -> Iterator[tuple[str, _ListedName]]:
+    splits = ((split, info) for info in listed if (split := split_generation(info.key)))
+    for stem, group in itertools.groupby(splits, key=lambda each: each[0][0]):
+        records = list(group)
+        newest_s = max(info.modified_s for _, info in records)
+        yield stem, _ListedName([generation for (_, generation), _ in records], newest_s)
+
+
+def _read_candidate(store: ObjectStore, stem: str, generations: list[int]) -> CommittedSnapshot | None:
+    """Return the current snapshot of a name; None if deleted or damaged."""
     try:
-        fields = read_newest(store, split[0]).fields if split else None
+        fields = read_listed(store, stem, generations).fields
         return parse_snapshot(fields) if fields and fields.text("state") == "live" else None
     except (Corrupt, NewerFormat):
         return None
+
+
+def list_names(repo: Repository, name: str) -> Sequence[ObjectInfo] | None:
+    """List all names in one request, to find the base of `name`; None if one is known or there are too many."""
+    if repo.recent.find(name) or not isinstance(repo.store, BoundedStore):
+        return None
+    return repo.store.list_at_most(SNAPSHOTS, PAGE_LIMIT)
+
+
+def is_whole(repo: Repository, snapshot: CommittedSnapshot) -> bool:
+    """Return whether a snapshot can be read: read every byte, or find all files if the store proves what it keeps."""
+    store = repo.store
+    if not store.traits.checked_uploads:
+        return is_readable(repo, snapshot)
+    try:
+        needed = list(iter_needed(store, snapshot))
+    except (Corrupt, NewerFormat):
+        return False
+    return bool(needed) and all(run_together(store, [partial(is_present, store, key) for key in needed]))

@@ -65,13 +65,25 @@ class HashedBatch(NamedTuple):
 class Hasher:
     """Reads and hashes chunks on an engine, ahead of the caller."""
 
-    def __init__(self, engine: Engine, stages: Stages, *, batch_bytes: int, hints: ChangeHints | None = None) -> None:
-        """Hash `batch_bytes` at a time; with `hints`, reuse the digests of memory that has not changed since."""
+    def __init__(
+        self,
+        engine: Engine,
+        stages: Stages,
+        *,
+        batch_bytes: int,
+        may_stage: bool = True,
+        hints: ChangeHints | None = None,
+    ) -> None:
+        """Hash `batch_bytes` at a time; with `hints`, reuse the digests of memory that has not changed since.
+
+        With `may_stage`, and enough memory, chunks that are probably new are copied before they are hashed.
+        """
         self.new_share = 0.0
         """Share of new bytes in the last batch; predicts the next. Unless it is 0, chunks get a fingerprint first."""
         self.engine = engine
         self._stages = stages
         self._batch_bytes = batch_bytes
+        self._may_stage = may_stage and engine.budget_bytes >= _STAGED_BUDGET_BYTES
         self._hints = hints
         # Room for gaps: they take less than an eighth, except between chunks from the middle of many sources. A batch
         # that does not fit is hashed without being staged.
@@ -95,8 +107,7 @@ class Hasher:
 
     def _stage_or_hash(self, batch: Sequence[SourceChunk]) -> HashedBatch:
         # A batch smaller than a block of the file is better gathered into one together with others.
-        may_be_staged = self.engine.budget_bytes >= _STAGED_BUDGET_BYTES and _count_bytes(batch) >= BLOCK_BYTES
-        if may_be_staged and self.new_share >= _STAGED_SHARE:
+        if self._may_stage and self.new_share >= _STAGED_SHARE and _count_bytes(batch) >= BLOCK_BYTES:
             return self._stage_batch(batch)
         return self._hash_batch(batch)
 
@@ -256,6 +267,11 @@ class Filler:
         """Return the locations of intact copies, for chunks that have no location yet."""
         if self._existing.is_empty:
             return {}
+        self._existing.read_packs(
+            (digest, len(data))
+            for _, data, digest, _, _ in batch
+            if len(data) > INLINE_BYTES and digest not in self._known
+        )
         sure: dict[Digest, Location] = {}
         doubtful: dict[Digest, _Candidate] = {}
         for item in batch:

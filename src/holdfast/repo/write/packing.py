@@ -1,20 +1,22 @@
-"""Writes the packs of one save, one after the other, and adds each to the index."""
+"""Writes the packs of one save, several at a time if the store has to be waited for, and adds them to the index."""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
 from holdfast.errors import NotFound, StoreError
 from holdfast.objects.blocks import LentBlock
-from holdfast.objects.protocol import ObjectStore
+from holdfast.objects.thread_pool import Task, ThreadPool
 from holdfast.repo.format.chunk import Location
 from holdfast.repo.format.layout import new_file_id, pack_key
-from holdfast.repo.format.pack import PAGE_BYTES, NewChunk, PackBuilder
-from holdfast.repo.handle.index import write_fragment
+from holdfast.repo.format.pack import PACK_LIMIT_BYTES, PAGE_BYTES, NewChunk, PackBuilder, PackedChunk
+from holdfast.repo.handle.index import ChunkIndex
 from holdfast.repo.handle.remembered import VerifiedChunks
 from holdfast.repo.names.leases import KeptAlive
+from holdfast.repo.write.shares import Shares
 
 _log = logging.getLogger(__name__)
 
@@ -22,20 +24,35 @@ _log = logging.getLogger(__name__)
 class Packer:
     """The packs of one save; used by one thread."""
 
-    def __init__(self, store: ObjectStore, lease: KeptAlive, *, proven: VerifiedChunks | None = None) -> None:
-        """Write packs under `lease`, the first one when a chunk is appended; sealed packs are added to `proven`."""
-        self._proven = proven
-        self._store = store
+    def __init__(
+        self, index: ChunkIndex, lease: KeptAlive, shares: Shares, *, proven: VerifiedChunks | None = None
+    ) -> None:
+        """Write packs to the store of `index` under `lease`, the first one when a chunk is appended.
+
+        Packs that are durable are added to `proven`, unless the store proves what it keeps.
+        """
+        self._store = index.store
+        self._index = index
         self._lease = lease
+        self._pack_bytes = shares.pack_bytes
+        self._proven = None if self._store.traits.checked_uploads else proven
+        self._sending = PacksInFlight(shares.packs_in_flight)
         self._open: PackBuilder | None = None
+        self._unindexed: list[PackedChunk] = []
+        self._unindexed_bytes = 0
 
     def append(self, chunks: Sequence[NewChunk], *, block: LentBlock | None = None) -> list[Location]:
         """Append chunks, to a new pack if the open one is full; return their locations. See `append_chunks`."""
         self.keep_alive()
         if self._open is not None and self._open.is_full:
-            self.seal()
+            pack, self._open = self._open, None
+            self._note_durable(self._sending.send(pack))
+            # As often as with packs of full size: fragments have to be merged later.
+            if self._unindexed_bytes >= PACK_LIMIT_BYTES:
+                self.write_index()
         if self._open is None:
-            self._open = PackBuilder(self._store, new_file_id(self._lease.lease_id))
+            pack_id = new_file_id(self._lease.lease_id)
+            self._open = PackBuilder(self._store, pack_id, limit_bytes=self._pack_bytes)
             # A run that continues in a new pack starts there, so it needs the alignment of a start.
             if chunks[0].alignment == 1:
                 chunks = [chunks[0]._replace(alignment=PAGE_BYTES), *chunks[1:]]
@@ -46,21 +63,36 @@ class Packer:
         self._lease.keep_alive()
 
     def seal(self) -> None:
-        """Make the open pack durable, then add it to the index."""
-        if self._open is None:
+        """Make all packs durable; `write_index` then adds them to the index."""
+        if self._open is not None:
+            pack, self._open = self._open, None
+            # On this thread: nothing is left to be done meanwhile.
+            self._note_durable(self._sending.seal_here(pack))
+        self._note_durable(self._sending.wait())
+
+    def write_index(self) -> None:
+        """Add durable packs to the index; a failure is only logged, because the index is a cache."""
+        rows, self._unindexed, self._unindexed_bytes = self._unindexed, [], 0
+        if not rows:
             return
-        pack, self._open = self._open, None
-        try:
-            pack.seal()
-        except BaseException:
-            pack.abort()
-            raise
-        self._note_proven(pack.pack_id)
         try:
             # Before the commit: if this save dies, the next one need not write these bytes again.
-            write_fragment(self._store, pack.rows)
+            self._index.write(rows)
         except StoreError as error:
-            _log.warning("pack %s was not added to the index; its chunks may be stored twice: %s", pack.pack_id, error)
+            _log.warning("packs were not added to the index; their chunks may be stored twice: %s", error)
+
+    def abort(self) -> None:
+        """Drop the open pack and those that are being sent; a collector deletes the others."""
+        if self._open is not None:
+            self._open.abort()
+            self._open = None
+        self._sending.abort()
+
+    def _note_durable(self, packs: Sequence[PackBuilder]) -> None:
+        for pack in packs:
+            self._unindexed += pack.rows
+            self._unindexed_bytes += pack.size_bytes
+            self._note_proven(pack.pack_id)
 
     def _note_proven(self, pack_id: str) -> None:
         if self._proven is None:
@@ -69,8 +101,70 @@ class Packer:
             # Only now: committing the upload gives the file its name, which changes its version (ctime).
             self._proven.add_pack(pack_id, version=self._store.stat(pack_key(pack_id)).version)
 
+
+class PacksInFlight:
+    """Packs that are sent to the store on threads of their own, while the caller fills the next; for one thread."""
+
+    def __init__(self, limit: int) -> None:
+        """Send at most `limit` packs at a time; with 0, each is sealed on the caller's thread."""
+        self._limit = limit
+        self._pool: ThreadPool | None = None
+        self._waiting: deque[tuple[PackBuilder, Task[int]]] = deque()
+
+    def send(self, pack: PackBuilder) -> list[PackBuilder]:
+        """Begin to seal a pack, after waiting for room; return packs that are durable now. Raises their errors."""
+        if not self._limit:
+            return self.seal_here(pack)
+        durable = []
+        try:
+            while len(self._waiting) >= self._limit:
+                durable.append(self._take_first())
+        except BaseException:
+            pack.abort()
+            raise
+        self._pool = self._pool or ThreadPool("holdfast-upload", self._limit)
+        # In the list before it can start: an interrupt at any point must find it there.
+        self._waiting.append((pack, Task(self._pool, pack.seal)))
+        self._pool.enqueue(self._waiting[-1][1])
+        return durable
+
+    def seal_here(self, pack: PackBuilder) -> list[PackBuilder]:
+        """Seal a pack on this thread and return it."""
+        try:
+            pack.seal()
+        except BaseException:
+            pack.abort()
+            raise
+        return [pack]
+
+    def wait(self) -> list[PackBuilder]:
+        """Return all packs that were being sent, when they are durable; raises the error of the first that failed."""
+        durable = [self._take_first() for _ in range(len(self._waiting))]
+        self._stop()
+        return durable
+
     def abort(self) -> None:
-        """Drop the open pack; a collector deletes the sealed ones."""
-        if self._open is not None:
-            self._open.abort()
-            self._open = None
+        """Drop packs whose sending has not begun, and wait for the others to end."""
+        while self._waiting:
+            pack, task = self._waiting[-1]
+            task.abandon()
+            pack.abort()
+            self._waiting.pop()
+        self._stop()
+
+    def _take_first(self) -> PackBuilder:
+        """Return the first pack when it is durable; if the wait is interrupted, it stays in the list."""
+        pack, task = self._waiting[0]
+        task.wait()
+        self._waiting.popleft()
+        try:
+            task.result()
+        except BaseException:
+            pack.abort()
+            raise
+        return pack
+
+    def _stop(self) -> None:
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            pool.shutdown()

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from holdfast.digest import Digest
 from holdfast.errors import StoreError
 from holdfast.json_text import Json
+from holdfast.objects.ahead import Ahead
 from holdfast.objects.protocol import ObjectStore
 from holdfast.progress import Silent
-from holdfast.repo.engine import Engine
-from holdfast.repo.format.chunk import UNIT_BYTES, ChunkRef
+from holdfast.repo.format.chunk import ChunkRef
 from holdfast.repo.format.entry import Entry
-from holdfast.repo.format.layout import (
-    PartRef,
-    generation_key,
-    lease_stem,
-)
+from holdfast.repo.format.layout import PartRef, lease_stem
+from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.format.source import Source, cut_sources
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.generations import list_generations
-from holdfast.repo.names.snapshots import read_name
-from holdfast.repo.write.existing import ExistingChunks, read_base, read_bases
-from holdfast.repo.write.fill import Filler, Hasher
+from holdfast.repo.names.leases import delete_lease
+from holdfast.repo.names.snapshots import read_listed_name, read_name
+from holdfast.repo.write.existing import ExistingChunks, list_names, read_base, read_bases
+from holdfast.repo.write.fill import Filler
 from holdfast.repo.write.transaction import ManifestPart, Transaction
-from holdfast.repo.write.writer import Placement
+from holdfast.repo.write.writer import Placement, make_hasher
 
 
 class PlacedSource(NamedTuple):
@@ -52,27 +51,30 @@ class WrittenPart(NamedTuple):
 def write_part(repo: Repository, name: str, groups: Sequence[MakeSources], *, purpose: str) -> WrittenPart:
     """Write all sources, a group at a time, and their manifest; none of it is visible before the commit."""
     with (
+        Ahead(repo.store, partial(_read_bases, repo, name)) as bases,
         Transaction(repo, purpose=purpose, is_part=True) as transaction,
-        Engine("holdfast-hash", budget_bytes=repo.budget_bytes // 2, waits=False) as engine,
+        make_hasher(repo) as hasher,
     ):
-        stages = repo.counters.stages
-        hasher = Hasher(engine, stages, batch_bytes=min(UNIT_BYTES, repo.budget_bytes // 8), hints=repo.hints)
-        # Bases and index are read after both leases exist, this one and that of the committing process: a collector
-        # that marks a chunk later waits for them.
-        bases = read_bases(repo.store, [read_name(repo.store, name).snapshot, read_base(repo, name)])
-        holdings = ExistingChunks(repo, bases, avoid=transaction.avoid)
-        filler = Filler(hasher, holdings, transaction.packer, stages, verify_reuse=True)
+        # Marks are read, and packs looked for, after both leases exist, this one and that of the committing process: a
+        # collector that marks a chunk later waits for them.
+        existing = ExistingChunks(repo, bases.result(), avoid=transaction.avoid)
+        filler = Filler(hasher, existing, transaction.packer, repo.counters.stages, verify_reuse=True)
         part = _Part(groups, filler)
         # Each group is created, written and dropped before the next, so the memory of one group suffices.
         ref = transaction.write_part(part.write, rewrite=part.rewrite)
         return WrittenPart(ref, transaction.lease_id, filler.new_bytes)
 
 
+def _read_bases(repo: Repository, name: str) -> list[Manifest]:
+    listed = list_names(repo, name)
+    state = read_name(repo.store, name) if listed is None else read_listed_name(repo.store, name, listed)
+    return read_bases(repo.store, [state.snapshot, read_base(repo, name, listed=listed)])
+
+
 def end_lease(store: ObjectStore, lease_id: str) -> None:
     """Delete the lease of a part, after the snapshot that uses the part was committed."""
     with suppress(StoreError):  # not needed any more; a collector deletes it once it has expired
-        for generation in list_generations(store, lease_stem(lease_id)):
-            store.delete(generation_key(lease_stem(lease_id), generation))
+        delete_lease(store, lease_id, list_generations(store, lease_stem(lease_id)))
 
 
 class _Group(NamedTuple):

@@ -27,7 +27,9 @@ from holdfast.errors import (
     StoreGone,
 )
 from holdfast.json_text import Json
+from holdfast.objects.ahead import Ahead
 from holdfast.objects.settle import create_settled
+from holdfast.objects.together import run_together
 from holdfast.repo.format.chunk import ChunkRef, Location
 from holdfast.repo.format.entry import Entry, EntryRows, count_bytes, digest_parts, digest_snapshot
 from holdfast.repo.format.layout import (
@@ -41,14 +43,15 @@ from holdfast.repo.format.layout import (
     parse_part,
 )
 from holdfast.repo.format.manifest import encode_manifest, read_manifest
-from holdfast.repo.handle.index import merge_tiers
+from holdfast.repo.handle.index import apply_merge, merge_tiers, plan_merge
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.generations import list_generations
 from holdfast.repo.names.leases import Lease, kept_alive
-from holdfast.repo.names.marks import read_abandoned, read_bad_packs, read_marked
+from holdfast.repo.names.marks import read_bad_packs, read_marked, read_marks
 from holdfast.repo.names.roots import RollbackTarget, is_present, iter_needed, read_rollback_target
 from holdfast.repo.names.snapshots import CommittedSnapshot, NameState, commit_snapshot, withdraw_snapshot
 from holdfast.repo.write.packing import Packer
+from holdfast.repo.write.shares import plan_shares
 from holdfast.repo.write.world import SINGLE_PROCESS, Ranks
 
 _log = logging.getLogger(__name__)
@@ -105,8 +108,12 @@ class Transaction:
         self._stack = ExitStack()
         self._lease: Lease | None = None
         self.lease_id = ""
-        self.packer = Packer(self._store, self, proven=repo.proven)
+        shares = plan_shares(self._store.traits, repo.budget_bytes)
+        self.packer = Packer(repo.index, self, shares, proven=repo.proven)
         self._name = ""
+        self._state: NameState | None = None
+        # Before the commit, on the coordinator: the store is still the same, and what a withdrawal would restore.
+        self._before_commit: tuple[Ahead[None], Ahead[RollbackTarget]] | None = None
         # Set on the coordinator only: no other rank has the lease.
         self._is_committed = False
         self._is_overtaken = False
@@ -120,14 +127,16 @@ class Transaction:
             # The store's lock, released last: by then this save writes nothing more.
             locks = stack.enter_context(ExitStack())
             stack.push(self._leave)
-            self.lease_id, avoid = self._ranks.broadcast("begin", lambda: self._begin(locks))
-            if self._ranks.world_size > 1:
-                # While the coordinator waits in a step for other ranks, nothing else would renew the lease.
-                if self._lease is not None:
+            # The index is a cache. It may be listed before the marks: a pack that it names is looked for after them.
+            with Ahead(self._store, self._list_index) as index:
+                self.lease_id, avoid = self._ranks.broadcast("begin", lambda: self._begin(locks))
+                # While the coordinator waits for other ranks, or for an upload, nothing else would renew the lease.
+                if self._lease is not None and (self._ranks.world_size > 1 or self._store.traits.upload_bytes):
                     stack.enter_context(kept_alive(self._lease))
-                self._ranks.all_gather("share", lambda: self._verify_shared(locks))
-            self.avoid = frozenset(avoid)
-            self._repo.index.refresh()
+                if self._ranks.world_size > 1:
+                    self._ranks.all_gather("share", lambda: self._verify_shared(locks))
+                self.avoid = frozenset(avoid)
+                index.result()
             self._stack = stack.pop_all()
         return self
 
@@ -155,25 +164,36 @@ class Transaction:
     def _begin(self, locks: ExitStack) -> tuple[str, list[str]]:
         is_locked = locks.enter_context(self._store.hold(exclusive=False))
         self._lease = Lease(self._store, purpose=self._purpose, is_locked=is_locked)
-        avoid = read_marked(self._store) | read_bad_packs(self._store)
+        with Ahead(self._store, lambda: read_bad_packs(self._store)) as bad:
+            marks = read_marks(self._store)
+            avoid = marks.keys | bad.result()
         # The process that commits warns, once for all parts.
-        for key in [] if self._is_part else read_abandoned(self._store):
+        for key in [] if self._is_part else marks.abandoned:
             _log.warning("%s: a garbage collection was given up (%s); run it again", self._store.url, key)
         return self._lease.lease_id, sorted(avoid)
 
+    def _list_index(self) -> None:
+        """List the index, unless a request can be saved: this handle has found all chunks without it so far."""
+        if self._store.traits.requests_at_once == 1 or self._repo.index.is_wanted:
+            self._repo.index.relist()
+        else:
+            self._repo.index.expire()
+
     def _verify_shared(self, locks: ExitStack) -> None:
         """Raise NotShared unless this rank sees the lease that the coordinator has created."""
+        if self._lease is not None:
+            return  # this is the coordinator
         # Before anything is written: a directory that is local to this node must stay as it is.
-        if not list_generations(self._store, lease_stem(self.lease_id)):
-            raise NotShared(
-                f"rank {self._ranks.rank} does not see in {self._store.url} what rank {self._ranks.coordinator} wrote"
-                " there: the path is local to each node. Use one that all ranks share, or save with collective=False"
-            )
-        self._repo.verify_may_write()
+        with Ahead(self._store, lambda: self._repo.identity.read_config(self._store)) as config:
+            if not list_generations(self._store, lease_stem(self.lease_id)):
+                raise NotShared(
+                    f"rank {self._ranks.rank} does not see in {self._store.url} what rank {self._ranks.coordinator}"
+                    " wrote there: the path is local to each node. Use one that all ranks share, or save with"
+                    " collective=False"
+                )
+            self._repo.prepare_write(config.result())
         # Every process that writes has the shared lock: a collector that gets the exclusive one deletes at once.
-        # The coordinator already has it.
-        if self._lease is None:
-            locks.enter_context(self._store.hold(exclusive=False))
+        locks.enter_context(self._store.hold(exclusive=False))
 
     def keep_alive(self) -> None:
         """Renew the lease if it is due, show other ranks that this one is alive, and raise if one failed; cheap."""
@@ -184,7 +204,7 @@ class Transaction:
 
     def commit(self, draft: Draft, make_parts: MakeParts, *, rewrite: Rewrite) -> CommittedSnapshot:
         """Commit what `make_parts` writes as the name's content; when this returns, no collector can delete it."""
-        self._name = draft.state.name
+        self._name, self._state = draft.state.name, draft.state
         written = self._write(make_parts, rewrite, root=draft.root, others=draft.parts)
         try:
             with self._stages.time("commit"):
@@ -235,7 +255,7 @@ class Transaction:
             with self._stages.time("commit"):
                 # Packs before manifests, so that no manifest refers to a pack that may still not be written.
                 self.packer.seal()
-                own[:] = [self._write_manifest(part) for part in parts]
+                own[:] = self._write_manifests(parts, renews=not root and self._ranks.world_size == 1)
                 return [ref.to_json() for ref in own]
 
         for _ in range(_REWRITES):
@@ -279,6 +299,21 @@ class Transaction:
         chunks = (chunk for part in parts for entry in part.entries for chunk in entry.chunks)
         return [chunk for chunk in chunks if self._is_stale(chunk, packs)]
 
+    def _write_manifests(self, parts: Sequence[ManifestPart], *, renews: bool) -> list[PartRef]:
+        """Write the index and the manifests, at once if the store wants that; with `renews`, renew the lease as well.
+
+        Nothing refers to any of them yet, so their order does not matter: the marks are read when all are done.
+        """
+        works: list[Callable[[], PartRef | None]] = [partial(self._write_manifest, part) for part in parts]
+        if renews:
+            works.append(self._renew_lease)
+        _, *refs = run_together(self._store, [self.packer.write_index, *works])
+        return [ref for ref in refs if ref is not None]
+
+    def _renew_lease(self) -> None:
+        assert self._lease is not None, "the coordinator has created it"
+        self._lease.renew()
+
     def _write_manifest(self, part: ManifestPart) -> PartRef:
         digest = digest_snapshot(part.spec, part.entries)
         return PartRef(self._create_manifest(encode_manifest(part.spec, part.entries)), digest)
@@ -292,6 +327,9 @@ class Transaction:
         except NotFound as error:  # only a collector that has fenced the lease removes it
             raise LeaseLost(f"{self._purpose}: a garbage collection has removed what it wrote; save again") from error
 
+    def _create_root(self, root: ManifestPart, refs: Sequence[PartRef]) -> ManifestRef:
+        return self._create_manifest(encode_manifest(*root, refs))
+
     def _create_manifest(self, data: bytes) -> ManifestRef:
         ref = ManifestRef(new_file_id(self.lease_id), hash_bytes(data), len(data))
         create_settled(self._store, manifest_key(ref.manifest_id), data)
@@ -299,15 +337,32 @@ class Transaction:
 
     def _renew(self, root: ManifestPart | None, refs: Sequence[PartRef]) -> tuple[Json, list[str]]:
         """Write the root manifest, if there is one; renew the lease; return the snapshot's manifest and all marks."""
-        assert self._lease is not None, "the coordinator has created it"
         whole = refs[0]
-        if root:
-            digest = digest_parts(*root, [ref.digest for ref in refs])
-            whole = PartRef(self._create_manifest(encode_manifest(*root, refs)), digest)
         # Renew before reading marks. The renewal proves that no collector has fenced this save. A mark that is not
         # seen now is published later, so its collector finds this lease alive and waits for it.
-        self._lease.renew()
+        if root:
+            digest = digest_parts(*root, [ref.digest for ref in refs])
+            works: list[Callable[[], ManifestRef | None]] = [partial(self._create_root, root, refs), self._renew_lease]
+            manifest, _ = run_together(self._store, works)
+            assert manifest is not None, "created just now"
+            whole = PartRef(manifest, digest)
+        elif self._ranks.world_size > 1:
+            self._renew_lease()
+        if not self._is_part:
+            self._prepare_commit()
         return whole.to_json(), sorted(read_marked(self._store))
+
+    def _prepare_commit(self) -> None:
+        """Begin the reads that the commit needs; on a store whose requests do not wait, the commit does them."""
+        assert self._state is not None, "set by `commit`"
+        state = self._state
+
+        def read_before() -> RollbackTarget:
+            return read_rollback_target(self._store, state) if state.snapshot else None
+
+        same = self._stack.enter_context(Ahead(self._store, self._verify_same))
+        before = self._stack.enter_context(Ahead(self._store, read_before))
+        self._before_commit = same, before
 
     def _is_stale(self, ref: ChunkRef, marked: frozenset[str]) -> bool:
         # The lease was renewed just now, so collectors still spare all that was written under it.
@@ -318,7 +373,9 @@ class Transaction:
     def _commit(self, draft: Draft, written: _Written) -> dict[str, Any]:
         """Create the snapshot record and release the lease; on the coordinator."""
         content = draft.root or written.parts[0]
-        before = read_rollback_target(self._store, draft.state) if draft.state.snapshot else None
+        assert self._before_commit is not None, "set with the marks"
+        same, rollback = self._before_commit
+        before = rollback.result()
         snapshot = CommittedSnapshot(
             name=draft.state.name,
             manifest=written.whole.manifest,
@@ -332,7 +389,7 @@ class Transaction:
             generation=draft.state.next_generation,
             write_id=new_write_id(),
         )
-        self._verify_same()
+        same.result()
         # Set before the attempt: unless the errors below prove otherwise, the record may exist, or still appear.
         self._is_committed = True
         try:
@@ -351,8 +408,6 @@ class Transaction:
         """Release the lease; if it was fenced, withdraw the snapshot unless all that it uses is still there."""
         assert self._lease is not None, "the coordinator has created it"
         try:
-            # Again: the store may have vanished while the record was being created.
-            self._verify_same()
             self._release_or_withdraw(self._lease, snapshot, state, before)
         except (StoreError, Corrupt, StoreGone) as error:
             raise CommitUnknown(
@@ -361,15 +416,24 @@ class Transaction:
                 name=snapshot.name,
             ) from error
         # The commit is done. The rest is cleanup, which later saves and collectors do if this fails.
+        run_together(self._store, [self._merge_index, self._lease.forget])
+
+    def _merge_index(self) -> None:
+        store = self._store
         with suppress(StoreError, Corrupt):
-            merge_tiers(self._store)
-        self._lease.forget()
+            if store.traits.requests_at_once == 1:
+                merge_tiers(store)
+            elif plan := plan_merge(self._repo.index.listed):
+                # Without another listing. If two processes merge the same fragments, both write the same one; what
+                # other ranks have written for this save is merged by a later one.
+                apply_merge(store, plan)
 
     def _release_or_withdraw(
         self, lease: Lease, snapshot: CommittedSnapshot, state: NameState, before: RollbackTarget
     ) -> None:
         with suppress(LeaseLost):
-            lease.release()
+            # Again: the store may have vanished while the record was being created.
+            run_together(self._store, [self._verify_same, lease.release])
             return
         # Fenced: collectors no longer wait for this save, so what they have marked counts as deleted.
         used = frozenset(iter_needed(self._store, snapshot))

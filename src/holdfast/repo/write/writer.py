@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -21,18 +23,29 @@ from holdfast.errors import (
     Unsupported,
 )
 from holdfast.json_text import EncodedJson, Json, canonical_json
+from holdfast.objects.ahead import Ahead
+from holdfast.objects.protocol import ObjectInfo
 from holdfast.progress import Progress, Silent
 from holdfast.repo.engine import Engine
-from holdfast.repo.format.chunk import INLINE_BYTES, UNIT_BYTES, ChunkRef
+from holdfast.repo.format.chunk import INLINE_BYTES, ChunkRef
 from holdfast.repo.format.entry import NO_RANK, ChunkRows, Entry, EntryRows, digest_parts, digest_snapshot, repeat_rows
 from holdfast.repo.format.layout import find_shelf, verify_name
+from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.format.source import Source, SourceChunk, SourceChunks
+from holdfast.repo.handle.config import Config
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.roots import is_settled
-from holdfast.repo.names.snapshots import MAX_METADATA_BYTES, NameState, read_name, read_snapshot
-from holdfast.repo.read.reader import is_readable
-from holdfast.repo.write.existing import ExistingChunks, read_base, read_bases
+from holdfast.repo.names.snapshots import (
+    MAX_METADATA_BYTES,
+    CommittedSnapshot,
+    NameState,
+    read_listed_name,
+    read_name,
+    read_snapshot,
+)
+from holdfast.repo.write.existing import ExistingChunks, is_whole, list_names, read_base, read_bases
 from holdfast.repo.write.fill import Filler, Hasher
+from holdfast.repo.write.shares import plan_shares
 from holdfast.repo.write.transaction import Draft, ManifestPart, Transaction, make_memory_unknown
 from holdfast.repo.write.world import SINGLE_PROCESS, Ranks
 from holdfast.texts import count, format_bytes, list_some
@@ -119,7 +132,8 @@ class Request:
     """The name of a snapshot with similar content, whose chunks are reused; by default the latest with this prefix."""
     overwrite: bool = False
     verify_reuse: bool = True
-    """Read every chunk that is reused, and write it again if it is damaged. If False, check only that it is present."""
+    """Read every chunk that is reused, and write it again if it is damaged. If False, or if the store checks what it is
+    sent (`checked_uploads`), check only that it is present."""
     watch: Callable[[Sequence[Entry]], None] | None = None
     """Called with the entries of this process when all their bytes have been read, perhaps more than once. The entries
     are valid during the call."""
@@ -142,9 +156,7 @@ def save(
     progress = progress or Silent()
     saving: _Saving | None = None
     try:
-        with Engine("holdfast-hash", budget_bytes=repo.budget_bytes // 2, waits=False) as engine:
-            batch_bytes = min(UNIT_BYTES, repo.budget_bytes // 8)
-            hasher = Hasher(engine, repo.counters.stages, batch_bytes=batch_bytes, hints=repo.hints)
+        with make_hasher(repo) as hasher:
             saving = _Saving(repo, request, ranks, hasher, progress)
             result = saving.find_same() or saving.run()
         return replace(result, seconds=time.monotonic() - started)
@@ -152,6 +164,20 @@ def save(
         if saving is not None and saving.is_committed:
             raise make_memory_unknown(request.name) from error
         raise
+
+
+@contextmanager
+def make_hasher(repo: Repository) -> Iterator[Hasher]:
+    """Yield a hasher with threads and memory for one save."""
+    shares = plan_shares(repo.store.traits, repo.budget_bytes)
+    with Engine("holdfast-hash", budget_bytes=shares.hash_bytes, waits=False) as engine:
+        yield Hasher(
+            engine,
+            repo.counters.stages,
+            batch_bytes=shares.batch_bytes,
+            may_stage=shares.stages,
+            hints=repo.hints,
+        )
 
 
 class _Saving:
@@ -167,6 +193,8 @@ class _Saving:
         self._progress = progress
         self._chunks: Iterable[SourceChunk] = ()
         self._entries: Sequence[Entry] = ()
+        self._listed: Sequence[ObjectInfo] | None = None
+        self._config: Config | None = None
         ranks.all_gather("prepare", self._prepare)
         state = ranks.broadcast("name", self._read_state)
         self._is_in_use, self._next_generation = state
@@ -177,8 +205,19 @@ class _Saving:
         self._own_bytes = sum([source.size_bytes for source in self._request.sources])
 
     def _read_state(self) -> tuple[bool, int]:
-        self._state = read_name(self._repo.verify_same(), self._request.name)
+        repo, name = self._repo, self._request.name
+        with Ahead(repo.store, partial(self._read_listed_name, name)) as state:
+            self._config = repo.read_same()
+            self._state = state.result()
         return self._state.snapshot is not None, self._state.next_generation
+
+    def _read_listed_name(self, name: str) -> NameState:
+        """Read the state of the name, and list all names if that costs no further request."""
+        store = self._repo.store
+        self._listed = list_names(self._repo, name)
+        if self._listed is None:
+            return read_name(store, name)
+        return read_listed_name(store, name, self._listed)
 
     def find_same(self) -> SaveResult | None:
         """Return the result of an earlier save of the same content and metadata; raise NameInUse if they differ.
@@ -216,7 +255,7 @@ class _Saving:
                 name=request.name,
             )
         # Not settled: its own save may still withdraw it, and the name would be empty although we reported success.
-        if not is_settled(store, current) or (request.verify_reuse and not is_readable(self._repo, current)):
+        if not is_settled(store, current) or (request.verify_reuse and not is_whole(self._repo, current)):
             return None
         # The record may be visible but not durable yet.
         store.sync(find_shelf(request.name))
@@ -228,11 +267,14 @@ class _Saving:
         ranks.all_gather("room", self._verify_room)
         # Only on the coordinator, because this may create the store. Other ranks call it once they see the
         # coordinator's lease: on a path that is local to each node, every rank would create a store of its own.
-        ranks.broadcast("open", lambda: bool(repo.verify_may_write()))
+        ranks.broadcast("open", lambda: bool(repo.prepare_write(self._config)))
         self._progress.begin(f"save {request.name}", self._own_bytes)
         try:
-            with Transaction(repo, purpose=f"save {request.name!r}", ranks=ranks) as transaction:
-                filler = self._make_filler(transaction)
+            with (
+                Ahead(repo.store, self._read_bases) as bases,
+                Transaction(repo, purpose=f"save {request.name!r}", ranks=ranks) as transaction,
+            ):
+                filler = self._make_filler(transaction, bases)
                 state = self._state if ranks.is_coordinator else NameState(request.name, None, self._next_generation)
                 draft = Draft(state, request.metadata, request.environment, root=request.root)
                 refs: list[ChunkRows] = []
@@ -265,7 +307,22 @@ class _Saving:
             return own
         return sum(new for new, _ in gathered), sum(reused for _, reused in gathered)
 
-    def _make_filler(self, transaction: Transaction) -> Callable[[], Filler]:
+    def _read_bases(self) -> list[Manifest]:
+        """Read the manifests whose chunks this save probably reuses.
+
+        They may be read before the lease exists: a pack that they name is looked for after the marks were read.
+        """
+        repo, request = self._repo, self._request
+        if request.base:
+            base: CommittedSnapshot | None = read_snapshot(repo.store, request.base)
+        else:
+            # Ranks that have not read the state of the name have not listed the names.
+            listed = self._listed if self._ranks.is_coordinator else list_names(repo, request.name)
+            base = read_base(repo, request.name, listed=listed)
+        current = self._state.snapshot if self._ranks.is_coordinator else None
+        return read_bases(repo.store, [current, base])
+
+    def _make_filler(self, transaction: Transaction, bases: Ahead[list[Manifest]]) -> Callable[[], Filler]:
         """Return a function that creates the filler at its first call.
 
         That call is inside a collective step, so an error in it reaches all ranks.
@@ -274,9 +331,7 @@ class _Saving:
 
         @functools.cache
         def make() -> Filler:
-            base = read_snapshot(repo.store, request.base) if request.base else read_base(repo, request.name)
-            current = self._state.snapshot if self._ranks.is_coordinator else None
-            existing = ExistingChunks(repo, read_bases(repo.store, [current, base]), avoid=transaction.avoid)
+            existing = ExistingChunks(repo, bases.result(), avoid=transaction.avoid)
             stages = repo.counters.stages
             return Filler(self._hasher, existing, transaction.packer, stages, verify_reuse=request.verify_reuse)
 

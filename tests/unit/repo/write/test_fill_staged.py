@@ -136,7 +136,7 @@ def test_after_new_bytes_the_next_are_expected_to_be_new(
     local: Repository, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.repo.engine.count_cores", lambda: 1)
-    monkeypatch.setattr("holdfast.repo.write.writer.UNIT_BYTES", 4 * MIB)
+    monkeypatch.setattr("holdfast.repo.write.shares.UNIT_BYTES", 4 * MIB)
     save_bytes(local, "before", {"x": b"1" * 1000})
     data = noise(24 * MIB, 1)
     save_bytes(local, "a", {"x": data})

@@ -1,0 +1,45 @@
+"""Divides the memory budget of a save between hashing and packs that are being uploaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.objects.protocol import StoreTraits
+from holdfast.repo.format.chunk import UNIT_BYTES
+
+_FEWEST_PACKS: Final = 3
+"""How many packs the uploads have room for at least: one that is being filled and two that are being sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """The bytes that each part of a save may have in memory."""
+
+    hash_bytes: int
+    """For chunks that are being read and hashed."""
+    batch_bytes: int
+    """The size of a batch of chunks that are hashed together."""
+    stages: bool = True
+    """Whether new chunks are copied before they are hashed. Not if the store keeps a copy of them anyway."""
+    pack_bytes: int | None = None
+    """The size at which a pack is complete; None for that of the format."""
+    packs_in_flight: int = 0
+    """How many packs are sent at a time, while the next is being filled; 0 if each is written while it is filled."""
+
+
+def plan_shares(traits: StoreTraits, budget_bytes: int) -> Shares:
+    """Return the shares of a save: half for hashing, or three quarters for uploads that the store keeps in memory."""
+    batch_bytes = min(UNIT_BYTES, budget_bytes // 8)
+    if traits.upload_bytes is None:
+        return Shares(budget_bytes // 2, batch_bytes)
+    room = budget_bytes * 3 // 4
+    whole = min(traits.upload_bytes, room // _FEWEST_PACKS)
+    # A pack is complete before a further batch could make it larger than `whole`.
+    return Shares(
+        hash_bytes=budget_bytes - room,
+        batch_bytes=batch_bytes // 2,
+        stages=False,
+        pack_bytes=max(whole - batch_bytes // 2, 1),
+        packs_in_flight=min(room // whole - 1, traits.requests_at_once),
+    )
