@@ -10,6 +10,7 @@ from typing_extensions import Self
 
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.thread_pool import Task, ThreadPool
+from holdfast.objects.together import count_requests_at_once
 
 Result = TypeVar("Result")
 
@@ -25,7 +26,7 @@ class Ahead(Generic[Result]):
         self._pool: ThreadPool | None = None
         self._task: Task[Result] | None = None
         self._results: list[Result] = []
-        if store.traits.requests_at_once > 1:
+        if count_requests_at_once(store) > 1:
             self._begin()
 
     def result(self) -> Result:

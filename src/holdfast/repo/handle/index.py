@@ -20,7 +20,7 @@ from holdfast.lru import LruCache
 from holdfast.objects.listing import iter_objects
 from holdfast.objects.protocol import ObjectInfo, ObjectStore
 from holdfast.objects.settle import create_settled
-from holdfast.objects.together import iter_together, run_together
+from holdfast.objects.together import count_requests_at_once, iter_together, run_together
 from holdfast.repo.format.chunk import Location
 from holdfast.repo.format.columns import ColumnType, Schema, column, decode_table, encode_table
 from holdfast.repo.format.layout import INDEX, are_file_ids, index_key
@@ -187,7 +187,7 @@ class Fragment:
 
 
 def _find_first_read_bytes(store: ObjectStore) -> int:
-    return _FIRST_READ_BYTES if store.traits.requests_at_once == 1 else _FIRST_REQUEST_BYTES
+    return _FIRST_READ_BYTES if count_requests_at_once(store) == 1 else _FIRST_REQUEST_BYTES
 
 
 def _parse_packs(value: Json, key: str) -> list[str]:

@@ -13,6 +13,7 @@ from holdfast.errors import NotAStore, NotFound, ObjectExists, StoreGone
 from holdfast.objects.ahead import Ahead
 from holdfast.objects.listing import iter_objects
 from holdfast.objects.protocol import ObjectInfo, ObjectStore, PlacedStore
+from holdfast.objects.together import count_requests_at_once
 from holdfast.repo.format.layout import CONFIG, generation_key
 from holdfast.repo.format.record import Fields
 from holdfast.repo.handle.config import (
@@ -52,7 +53,7 @@ class StoreIdentity:
         On a store whose requests wait, a listing shows that the record which was read last is still the newest and
         unchanged: no record is ever replaced, and a store that was created anew has a record of another version.
         """
-        if store.traits.requests_at_once == 1:
+        if count_requests_at_once(store) == 1:
             return read_config(store)
         if self._seen is None:
             return self._read_anew(store, likely=_LIKELY_CONFIG)

@@ -13,7 +13,7 @@ from holdfast.errors import Corrupt, NewerFormat, NotFound, StoreError
 from holdfast.objects.blocks import BlockPool
 from holdfast.objects.listing import BoundedStore, iter_objects
 from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore
-from holdfast.objects.together import run_together
+from holdfast.objects.together import count_requests_at_once, run_together
 from holdfast.repo.format.chunk import CHUNK_BYTES, RAW, Location
 from holdfast.repo.format.layout import (
     SNAPSHOTS,
@@ -89,7 +89,7 @@ class ExistingChunks:
 
         Does nothing on a store whose requests do not wait.
         """
-        if self._store.traits.requests_at_once == 1:
+        if count_requests_at_once(self._store) == 1:
             return
         packs: set[str] = set()
         for digest, size_bytes in wanted:
@@ -165,7 +165,7 @@ def read_base(repo: Repository, name: str, *, listed: Sequence[ObjectInfo] | Non
     if remembered:
         return remembered
     if listed is None:
-        if repo.store.traits.requests_at_once > 1 or len(repo.index):
+        if count_requests_at_once(repo.store) > 1 or len(repo.index):
             return None
         listed = list(iter_objects(repo.store, SNAPSHOTS))
     prefix = split_prefix(name)

@@ -29,7 +29,7 @@ from holdfast.errors import (
 from holdfast.json_text import Json
 from holdfast.objects.ahead import Ahead
 from holdfast.objects.settle import create_settled
-from holdfast.objects.together import run_together
+from holdfast.objects.together import count_requests_at_once, run_together
 from holdfast.repo.format.chunk import ChunkRef, Location
 from holdfast.repo.format.entry import Entry, EntryRows, count_bytes, digest_parts, digest_snapshot
 from holdfast.repo.format.layout import (
@@ -174,7 +174,7 @@ class Transaction:
 
     def _list_index(self) -> None:
         """List the index, unless a request can be saved: this handle has found all chunks without it so far."""
-        if self._store.traits.requests_at_once == 1 or self._repo.index.is_wanted:
+        if count_requests_at_once(self._store) == 1 or self._repo.index.is_wanted:
             self._repo.index.relist()
         else:
             self._repo.index.expire()
@@ -421,7 +421,7 @@ class Transaction:
     def _merge_index(self) -> None:
         store = self._store
         with suppress(StoreError, Corrupt):
-            if store.traits.requests_at_once == 1:
+            if count_requests_at_once(store) == 1:
                 merge_tiers(store)
             elif plan := plan_merge(self._repo.index.listed):
                 # Without another listing. If two processes merge the same fragments, both write the same one; what
