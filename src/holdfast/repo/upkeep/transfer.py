@@ -6,13 +6,16 @@ Only chunks that the target lacks are copied; they are verified on both sides. T
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from holdfast.digest import Digest
-from holdfast.errors import DigestMismatch, NameInUse, NotFound
+from holdfast.errors import Corrupt, DigestMismatch, NameInUse, NewerFormat, NotFound
 from holdfast.json_text import canonical_json
+from holdfast.objects.protocol import ObjectStore
+from holdfast.objects.together import run_together
 from holdfast.progress import Progress, Silent
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import CHUNK_BYTES, ChunkRef, Location
@@ -21,7 +24,7 @@ from holdfast.repo.format.layout import find_shelf, manifest_key, pack_key
 from holdfast.repo.format.pack import NewChunk, choose_alignment
 from holdfast.repo.format.rank_manifests import Manifests, read_manifests, read_needs
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.roots import is_settled
+from holdfast.repo.names.roots import is_present, is_settled, iter_needed
 from holdfast.repo.names.snapshots import CommittedSnapshot, NameState, read_name
 from holdfast.repo.read.reader import SnapshotReader, is_readable
 from holdfast.repo.upkeep.usage import read_usage
@@ -31,12 +34,14 @@ from holdfast.repo.write.transaction import Draft, ManifestPart, Transaction
 from holdfast.repo.write.writer import SaveResult
 
 _WINDOW: Final = 8
-"""The number of chunks that are looked up and read at the same time."""
+"""The least number of chunks that are looked up and read at the same time."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Keeps = Callable[[Location], bool]
 """Returns whether the new manifest may refer to this location in the target."""
+MayReplace = Callable[[CommittedSnapshot], bool]
+"""Returns whether a copy may replace the snapshot that has its name in the target."""
 DEAD_SHARE: Final = 0.5
 """A pack with a larger share of dead bytes than this is repacked."""
 SLACK_SHARE: Final = 0.1
@@ -87,7 +92,7 @@ def transfer_snapshot(job: Job, progress: Progress) -> Transferred:
             manifests = _read_stated(reader, job.source)
             avoid = transaction.avoid | {pack_key(pack_id) for pack_id in job.victims or ()}
             existing = ExistingChunks(job.target, read_bases(job.target.store, job.bases), avoid=avoid)
-            transfer = Transfer(reader, existing, transaction.packer, engine)
+            transfer = Transfer(reader, existing, transaction.packer, engine, Stores.of(job))
             draft = Draft(
                 job.state,
                 snapshot.metadata,
@@ -123,6 +128,33 @@ def _read_stated(reader: SnapshotReader, source: Repository) -> Manifests:
 
 
 @dataclass(frozen=True, slots=True)
+class Stores:
+    """What a transfer needs to know about the stores at its ends."""
+
+    source: ObjectStore
+    window: int = _WINDOW
+    """The number of chunks that are looked up and read at the same time."""
+    reads_back: bool = True
+    """Whether copies in the target are read before they are reused."""
+
+    @classmethod
+    def of(cls, job: Job) -> Stores:
+        """Return what a job needs: as many requests at once as a store answers best, within half of the budget."""
+        source, target = job.source.store, job.target.store
+        best = max(source.traits.requests_at_once, target.traits.requests_at_once)
+        room = job.target.budget_bytes // 2 // CHUNK_BYTES
+        return cls(source, max(_WINDOW, min(best, room)), reads_back=not _checks_what_it_keeps(target))
+
+
+def _checks_what_it_keeps(store: ObjectStore) -> bool:
+    """Return whether the server verified each object when it received it, and answers for it since.
+
+    Then a copy is not read back: that would download what the transfer is there to avoid sending.
+    """
+    return store.traits.upload_bytes is not None
+
+
+@dataclass(frozen=True, slots=True)
 class _Step:
     """One chunk of one entry: its index, and its offset in the entry."""
 
@@ -138,8 +170,11 @@ class _Step:
 class Transfer:
     """Copies missing chunks, each once, verified when read; for use by one thread."""
 
-    def __init__(self, reader: SnapshotReader, existing: ExistingChunks, packer: Packer, engine: Engine) -> None:
+    def __init__(
+        self, reader: SnapshotReader, existing: ExistingChunks, packer: Packer, engine: Engine, stores: Stores
+    ) -> None:
         """Read from `reader`, find present chunks in `existing`, write to `packer`."""
+        self._stores = stores
         self.moved_bytes = 0
         self.inline_bytes = 0
         """Bytes of values in manifests, which every copy writes again."""
@@ -161,8 +196,8 @@ class Transfer:
             else:
                 self._read(step)
                 self.inline_bytes += step.ref.size_bytes
-        for first in range(0, len(steps), _WINDOW):
-            window = steps[first : first + _WINDOW]
+        for first in range(0, len(steps), self._stores.window):
+            window = steps[first : first + self._stores.window]
             self._settle(window, keeps)
             progress.advance(sum(step.ref.size_bytes for step in window))
         return [part._replace(entries=[_relocate(entry, self._known) for entry in part.entries]) for part in parts]
@@ -197,8 +232,13 @@ class Transfer:
                 self._known[step.ref.digest] = found
             else:
                 missing.append(step)
-        for step, data in zip(missing, self._work(self._read, missing), strict=True):
+        for step, data in zip(missing, self._read_missing(missing), strict=True):
             self._append(step, data)
+
+    def _read_missing(self, missing: Sequence[_Step]) -> Iterable[memoryview]:
+        if self._stores.source.traits.requests_at_once > 1:
+            return run_together(self._stores.source, [partial(self._read, step) for step in missing])
+        return self._work(self._read, missing)
 
     def _work(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
         # A window is small enough for all its chunks to be in memory at the same time.
@@ -206,7 +246,8 @@ class Transfer:
 
     def _choose_intact(self, asked: tuple[_Step, Sequence[Location]]) -> Location | None:
         step, candidates = asked
-        return next((at for at in candidates if self._existing.is_copy(at, step.ref.digest)), None)
+        reads_back = self._stores.reads_back
+        return next((at for at in candidates if not reads_back or self._existing.is_copy(at, step.ref.digest)), None)
 
     def _read(self, step: _Step) -> memoryview:
         return self._reader.read_chunk(step.entry, step.position)
@@ -244,25 +285,26 @@ def copy_snapshot(
     *,
     name: str | None = None,
     overwrite: bool = False,
+    may_replace: MayReplace = lambda current: False,
     progress: Progress | None = None,
 ) -> SaveResult:
     """Copy one snapshot, under its name or another, with its commit time, metadata and content digest.
 
     After an interruption, repeat the copy: packs that were completed are found by the index and not copied again.
-    Raises NameInUse if the name has other content in the target, unless `overwrite`.
+    Raises NameInUse if the name has other content in the target, unless `overwrite` or `may_replace`.
     """
     started = time.monotonic()
     name = snapshot.name if name is None else name
     state = read_name(target.verify_same(), name)
     current = state.snapshot
-    is_same = current is not None and _is_same(current, snapshot)
-    if current and is_same and is_settled(target.store, current) and is_readable(target, current):
+    is_copied = current is not None and is_same(current, snapshot)
+    if current and is_copied and is_settled(target.store, current) and _is_whole(target, current):
         target.store.sync(find_shelf(name))
         reused = read_manifests(target.store, current.manifest).content_bytes
         seconds = time.monotonic() - started
         sizes = (current.logical_bytes, 0, reused)
         return SaveResult(name, current.digest, current.generation, *sizes, seconds, existed=True)
-    if current and not is_same and not overwrite:
+    if current and not is_copied and not (overwrite or may_replace(current)):
         raise NameInUse(
             f"{name!r} is in use in {target.store.url} and holds other content; nothing was copied."
             " Overwrite it (--overwrite, overwrite=True) or delete it there first",
@@ -277,8 +319,20 @@ def copy_snapshot(
     return SaveResult(copied.name, copied.digest, copied.generation, *sizes, seconds)
 
 
-def _is_same(current: CommittedSnapshot, snapshot: CommittedSnapshot) -> bool:
+def is_same(current: CommittedSnapshot, snapshot: CommittedSnapshot) -> bool:
+    """Return whether two records of one name describe the same content and metadata."""
     return current.digest == snapshot.digest and canonical_json(current.metadata) == canonical_json(snapshot.metadata)
+
+
+def _is_whole(target: Repository, current: CommittedSnapshot) -> bool:
+    """Return whether a snapshot can be read: every byte is read, or for a server that checks them, every file found."""
+    if not _checks_what_it_keeps(target.store):
+        return is_readable(target, current)
+    try:
+        needed = list(iter_needed(target.store, current))
+    except (Corrupt, NewerFormat):
+        return False
+    return bool(needed) and all(run_together(target.store, [partial(is_present, target.store, key) for key in needed]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from holdfast.repo.format.chunk import ChunkRef, Location
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.read.reader import SnapshotReader
-from holdfast.repo.upkeep.transfer import Keeps, Transfer
+from holdfast.repo.upkeep.transfer import Keeps, Stores, Transfer
 from holdfast.repo.write.existing import ExistingChunks
 from holdfast.repo.write.transaction import ManifestPart, Transaction
 from tests.kit.saving import MIB, new_repo, noise, pack_of, read_entries, rot, save_bytes, snapshot_of
@@ -35,7 +35,9 @@ def transfer(source: Repository, repo: Repository) -> Iterator[Transfer]:
         SnapshotReader(source, snapshot_of(source, "a")) as reader,
         Engine("test", budget_bytes=16 << 20, waits=True) as engine,
     ):
-        yield Transfer(reader, ExistingChunks(repo, [], avoid=frozenset()), transaction.packer, engine)
+        yield Transfer(
+            reader, ExistingChunks(repo, [], avoid=frozenset()), transaction.packer, engine, Stores(source.store)
+        )
 
 
 def entries_of(source: Repository) -> list[Entry]:
