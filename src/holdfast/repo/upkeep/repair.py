@@ -20,14 +20,17 @@ from holdfast.repo.names.snapshots import CommittedSnapshot, iter_names, read_na
 from holdfast.repo.read.copies import iter_footers
 from holdfast.repo.upkeep.check import Checker
 from holdfast.repo.upkeep.findings import Finding
-from holdfast.repo.upkeep.transfer import move_snapshot
+from holdfast.repo.upkeep.transfer import move_snapshot, restore_snapshot
 
-ActionKind = Literal["reindex", "quarantine", "heal", "discard"]
+ActionKind = Literal["reindex", "quarantine", "heal", "discard", "restore"]
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One step: rebuild the index, list a pack as bad, point a snapshot to intact copies, or delete a file."""
+    """One step: rebuild the index, list a pack as bad, point a snapshot to intact copies, delete a file, or restore.
+
+    To restore a snapshot is to copy what it lost from another store.
+    """
 
     kind: ActionKind
     target: str
@@ -54,8 +57,11 @@ class RepairPlan:
     losses: tuple[Loss, ...]
 
 
-def plan_repair(repo: Repository, *, progress: Progress | None = None) -> RepairPlan:
-    """Read every byte and return the repairs and losses; changes nothing."""
+def plan_repair(repo: Repository, *, source: Repository | None = None, progress: Progress | None = None) -> RepairPlan:
+    """Read every byte and return the repairs and losses; changes nothing.
+
+    What this store has lost is restored from `source`, if that has a snapshot with the same content.
+    """
     findings = list(Checker(repo.store, read=True, progress=progress, stages=repo.counters.stages).iter_findings())
     packs: dict[str, str] = {}
     heal: dict[str, str] = {}
@@ -77,7 +83,30 @@ def plan_repair(repo: Repository, *, progress: Progress | None = None) -> Repair
         actions.append(Action("reindex", INDEX, "some chunks are missing in the index"))
     lost = {loss.snapshot for loss in losses.values()}
     actions += [Action("heal", name, reason) for name, reason in heal.items() if name not in lost]
-    return RepairPlan(tuple(actions), tuple(losses.values()))
+    restores = {} if source is None else _plan_restores(repo, source, lost)
+    actions += restores.values()
+    return RepairPlan(tuple(actions), tuple(loss for loss in losses.values() if loss.snapshot not in restores))
+
+
+def _plan_restores(repo: Repository, source: Repository, lost: Iterable[str]) -> dict[str, Action]:
+    """Return an action for each lost snapshot whose content the source has."""
+    found = {}
+    for name in filter(None, lost):
+        with suppress(Corrupt, NewerFormat):  # the record itself is damaged, so its content is unknown
+            snapshot = read_name(repo.store, name).snapshot
+            if snapshot and _read_donor(source, snapshot):
+                found[name] = Action("restore", name, f"{source.store.url} has the same content")
+    return found
+
+
+def _read_donor(source: Repository, lost: CommittedSnapshot) -> CommittedSnapshot | None:
+    """Return a snapshot of the source with the content of `lost`: under its name, or else under any name."""
+    with suppress(Corrupt, NewerFormat):
+        named = read_name(source.store, lost.name).snapshot
+        if named and named.digest == lost.digest:
+            return named
+    others = (each for each in iter_names(source.store) if isinstance(each, CommittedSnapshot))
+    return next((each for each in others if each.digest == lost.digest), None)
 
 
 def _find_loss(finding: Finding) -> Loss | None:
@@ -105,14 +134,33 @@ def _iter_users(repo: Repository, packs: frozenset[str]) -> Iterator[tuple[str, 
                     yield found.name, min(used)
 
 
-def apply_repair(repo: Repository, plan: RepairPlan, *, progress: Progress | None = None) -> list[Action]:
+def apply_repair(
+    repo: Repository, plan: RepairPlan, *, source: Repository | None = None, progress: Progress | None = None
+) -> list[Action]:
     """Carry out a plan and return the completed actions. Nothing that can still be read is deleted."""
     done = []
     bad = frozenset(action.target for action in plan.actions if action.kind == "quarantine")
     for action in plan.actions:
-        if _apply(repo, action, bad, progress or Silent()):
+        if action.kind == "restore":
+            is_done = source is not None and _restore(repo, source, action.target, progress or Silent())
+        else:
+            is_done = _apply(repo, action, bad, progress or Silent())
+        if is_done:
             done.append(action)
     return done
+
+
+def _restore(repo: Repository, source: Repository, name: str, progress: Progress) -> bool:
+    """Copy what a snapshot has lost from another store; return False if either has changed since the plan was made."""
+    lost = read_name(repo.store, name).snapshot
+    donor = _read_donor(source, lost) if lost else None
+    if lost is None or donor is None:
+        return False
+    try:
+        restore_snapshot(source, donor, repo, lost, progress)
+    except NameInUse:
+        return False
+    return True
 
 
 def _apply(repo: Repository, action: Action, bad: frozenset[str], progress: Progress) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
@@ -62,6 +62,8 @@ class Job:
     """Snapshots of the target that are likely to share many chunks."""
     victims: frozenset[str] | None = None
     """Within one repository, the packs to empty: chunks in all others are kept. None for a copy, which keeps none."""
+    damaged: CommittedSnapshot | None = None
+    """A snapshot of the target whose intact chunks are read there, even in packs that are listed as bad."""
 
     def keeps(self, location: Location, avoid: frozenset[str]) -> bool:
         """Return whether the new manifest may refer to this location."""
@@ -93,6 +95,9 @@ def transfer_snapshot(job: Job, progress: Progress) -> Transferred:
             avoid = transaction.avoid | {pack_key(pack_id) for pack_id in job.victims or ()}
             existing = ExistingChunks(job.target, read_bases(job.target.store, job.bases), avoid=avoid)
             transfer = Transfer(reader, existing, transaction.packer, engine, Stores.of(job))
+            if job.damaged:
+                bases = read_bases(job.target.store, [job.damaged])
+                transfer.salvage = ExistingChunks(job.target, bases, avoid=frozenset())
             draft = Draft(
                 job.state,
                 snapshot.metadata,
@@ -174,6 +179,8 @@ class Transfer:
         self, reader: SnapshotReader, existing: ExistingChunks, packer: Packer, engine: Engine, stores: Stores
     ) -> None:
         """Read from `reader`, find present chunks in `existing`, write to `packer`."""
+        self.salvage: ExistingChunks | None = None
+        """Finds chunks that are intact in packs of the target to which the new manifest must not refer."""
         self._stores = stores
         self.moved_bytes = 0
         self.inline_bytes = 0
@@ -236,6 +243,9 @@ class Transfer:
             self._append(step, data)
 
     def _read_missing(self, missing: Sequence[_Step]) -> Iterable[memoryview]:
+        if self.salvage:
+            found = [(step, self.salvage.find(step.ref.digest, step.ref.size_bytes)) for step in missing]
+            return self._work(self._read_salvaged, found)
         if self._stores.source.traits.requests_at_once > 1:
             return run_together(self._stores.source, [partial(self._read, step) for step in missing])
         return self._work(self._read, missing)
@@ -248,6 +258,12 @@ class Transfer:
         step, candidates = asked
         reads_back = self._stores.reads_back
         return next((at for at in candidates if not reads_back or self._existing.is_copy(at, step.ref.digest)), None)
+
+    def _read_salvaged(self, found: tuple[_Step, Sequence[Location]]) -> memoryview:
+        step, candidates = found
+        assert self.salvage is not None
+        intact = (self.salvage.read_copy(at, step.ref.digest) for at in candidates)
+        return next((data for data in intact if data is not None), None) or self._read(step)
 
     def _read(self, step: _Step) -> memoryview:
         return self._reader.read_chunk(step.entry, step.position)
@@ -317,6 +333,21 @@ def copy_snapshot(
     copied, seconds = done.snapshot, time.monotonic() - started
     sizes = (copied.logical_bytes, done.new_bytes, done.reused_bytes)
     return SaveResult(copied.name, copied.digest, copied.generation, *sizes, seconds)
+
+
+def restore_snapshot(
+    source: Repository, donor: CommittedSnapshot, target: Repository, damaged: CommittedSnapshot, progress: Progress
+) -> CommittedSnapshot:
+    """Commit a damaged snapshot of the target again, with the chunks that it lost from one of equal content.
+
+    Raises NameInUse if the name was changed after `damaged` was read.
+    """
+    state = read_name(target.store, damaged.name)
+    if state.snapshot is None or state.snapshot.write_id != damaged.write_id:
+        raise NameInUse(f"{damaged.name!r} was changed while it was being repaired; repair again", name=damaged.name)
+    target.index.refresh()
+    facts = replace(damaged, manifest=donor.manifest)
+    return transfer_snapshot(Job("restore", source, facts, target, state, damaged=damaged), progress).snapshot
 
 
 def is_same(current: CommittedSnapshot, snapshot: CommittedSnapshot) -> bool:

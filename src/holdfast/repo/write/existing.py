@@ -70,6 +70,11 @@ class ExistingChunks:
             stored = self._read(location, block)
             return stored is not None and hash_bytes(stored) == digest
 
+    def read_copy(self, location: Location, digest: Digest) -> memoryview | None:
+        """Return the bytes of a copy, or None if it cannot be read or is damaged; safe in any thread."""
+        stored = self._read(location, memoryview(bytearray(location.stored_bytes)))
+        return stored if stored is not None and hash_bytes(stored) == digest else None
+
     def is_intact(self, location: Location, data: memoryview) -> bool:
         """Read a copy and return whether it equals `data`; safe in any thread."""
         # The version from before the read: if the pack changes during the read, the remembered version is outdated.
