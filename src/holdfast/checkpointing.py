@@ -22,6 +22,7 @@ from holdfast.distributed.checkpoint.checkpoint import Together, World, find_wor
 from holdfast.distributed.talk.failures import is_caused_by
 from holdfast.errors import Corrupt, NotFound, RankError
 from holdfast.json_text import Json
+from holdfast.mirror.retention import keep_unmirrored
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.upkeep.prune import Keep, KeepRules, apply_prune, find_metric, make_keep, read_prune_plan
 from holdfast.snapshot.save.staging import SaveHandle
@@ -244,6 +245,7 @@ class CheckpointManager:
             return
         store = self._store.repository.verify_same()
         plan = read_prune_plan(store, self._prefix, self._rules, only=self._own_names)
+        plan = keep_unmirrored(self._store.repository, plan)
         if apply_prune(store, plan).deleted and self._collects:
             self._store.gc()
 

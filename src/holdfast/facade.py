@@ -28,7 +28,7 @@ from holdfast.repo.files import Restored
 from holdfast.repo.format.layout import verify_user_name
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES, HandleStatistics, Repository, open_repository
 from holdfast.repo.names.snapshots import delete_snapshot
-from holdfast.repo.names.tags import Tag, delete_tag, iter_tags, set_tag
+from holdfast.repo.names.tags import Tag, delete_tag, iter_tags
 from holdfast.repo.read.reader import Verify, open_snapshot
 from holdfast.repo.upkeep.check import Checker
 from holdfast.repo.upkeep.collect import Collected, Rules, collect
@@ -49,11 +49,12 @@ if TYPE_CHECKING:
     from holdfast.compile_cache.backend import CompilerOptions as CompilerChoices
     from holdfast.diff.changes import Diff
     from holdfast.distributed.checkpoint.checkpoint import Together
-    from holdfast.files.keep import GetChoices, PutChoices
     from holdfast.formats.background import ExportHandle, ExportRunner
     from holdfast.formats.export import ExportChoices, ExportResult
     from holdfast.formats.importing import ImportChoices, ImportResult
     from holdfast.formats.receipt import ReceiptFinding
+    from holdfast.mirror.mirror import Mirror
+    from holdfast.mirror.views import Views
     from holdfast.snapshot.into.plan import ReplicaMode
     from holdfast.snapshot.load.options import Aliases
     from holdfast.snapshot.optimizers import Optimizers
@@ -94,6 +95,10 @@ class Store:
         self._saver: AsyncSaver | None = None
         self._lineage = LineageLog()
         self._exporter: ExportRunner | None = None
+        make_mirror = self._options.get("mirror")
+        self._named_mirrors: dict[str, Mirror] = {}
+        self.mirror: Mirror | None = make_mirror(self._handle) if make_mirror else None
+        """The mirror that the store was opened with: its `state`, `sync` and `wait`; None without one."""
 
     @property
     def url(self) -> str:
@@ -129,9 +134,7 @@ class Store:
 
     def __contains__(self, name: object) -> bool:
         """Return whether there is a snapshot with that name or tag."""
-        from holdfast.snapshot.view.lazy import is_named
-
-        return is_named(self.repository, name, self._types)
+        return self._views.is_named(name)
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names of the snapshots, in natural order, without Holdfast's own ("@...")."""
@@ -165,8 +168,6 @@ class Store:
         """Close the store; see `close`."""
         self.close()
 
-    # Saving
-
     def save(
         self,
         name: str,
@@ -177,6 +178,7 @@ class Store:
         base: str | None = None,
         allow_pickle: bool = False,
         grads: bool = False,
+        mirror: StrPath | None = None,
         progress: ProgressChoice = None,
         **together: Unpack[Together],
     ) -> SaveResult:
@@ -187,16 +189,15 @@ class Store:
 
         If torch.distributed is initialised, all ranks of `process_group` (default: all ranks) must call this, and each
         writes its own part. If one rank fails, or is silent for `timeout_s` (300), all ranks raise RankError and the
-        name keeps its old content. A rank raises CommitUnknown if it cannot know whether the snapshot was committed
-        before another rank was lost. With `collective=False`, this process saves without the others.
+        name keeps its old content; CommitUnknown if a rank cannot know that. With `collective=False`, one rank saves.
 
+        `mirror` is another store, to which this snapshot is uploaded in the background (see `holdfast.open`).
         `progress=True` shows a progress bar (of tqdm, or else of rich); a function receives each `ProgressUpdate`.
         """
         from holdfast.distributed.checkpoint.checkpoint import find_world, save_together
         from holdfast.snapshot.save.save import SaveOptions
 
-        verify_user_name(name)
-        lineage = self._lineage.describe(name)
+        lineage = self._describe_save(name, mirror)
         options = SaveOptions(overwrite, metadata or {}, base, allow_pickle, grads, self._environment, lineage=lineage)
         repo, saver, world = self.repository, self._find_saver(), find_world(**together)
         saver.wait()
@@ -216,20 +217,19 @@ class Store:
         base: str | None = None,
         allow_pickle: bool = False,
         grads: bool = False,
+        mirror: StrPath | None = None,
         progress: ProgressChoice = None,
         **together: Unpack[Together],
     ) -> SaveHandle:
         """Copy the tree and save the copy in the background; the tree may change once this returns.
 
-        `staging="full"` copies the whole tree into memory. `"budget"` copies at most half of the memory budget and
-        returns when the rest is on disk. One save runs at a time. The handle's `wait` raises errors of the save; if
-        `wait` is never called, the next save or `close` raises them.
+        `staging="full"` copies the whole tree into memory, `"budget"` at most half of the memory budget, and then
+        returns when the rest is on disk. The handle's `wait` raises errors of the save, or the next save or `close`.
         """
         from holdfast.distributed.checkpoint.checkpoint import find_world, start_together
         from holdfast.snapshot.save.save import SaveOptions
 
-        verify_user_name(name)
-        lineage = self._lineage.describe(name)
+        lineage = self._describe_save(name, mirror)
         options = SaveOptions(overwrite, metadata or {}, base, allow_pickle, grads, self._environment, lineage=lineage)
         repo, saver, world = self.repository, self._find_saver(), find_world(**together)
         bar, types = make_progress(progress), self._types
@@ -240,26 +240,22 @@ class Store:
         return handle
 
     def manager(self, prefix: str, **options: Unpack[ManagerOptions]) -> CheckpointManager:
-        """Return a manager that saves the checkpoints of a training run under `prefix`, such as "run/".
+        """Return a manager that saves the checkpoints of a training run under `prefix`; see `ManagerOptions`.
 
         `manager.step(step, state)` saves "<prefix>step-<step>" when a step is due (`every=500`, `every_seconds`), and
-        deletes what no rule keeps (`keep_last=3`, `keep_best=("val_loss", 2)` ...); without a rule, all are kept.
-        `manager.resume(state)` loads the newest intact checkpoint. `ManagerOptions` describes all options.
+        deletes what no rule keeps (`keep_last=3` ...), if there are rules. `manager.resume(state)` loads the newest.
         """
         from holdfast.checkpointing import CheckpointManager
 
         return CheckpointManager(self, prefix, options)
-
-    # Files of other libraries
 
     def import_(
         self, source: StrPath, name: str, *, progress: ProgressChoice = None, **choices: Unpack[ImportChoices]
     ) -> ImportResult:
         """Save a checkpoint of another library under a name, in pieces, and return the result with its receipt.
 
-        Reads safetensors, torch.save, folders of `save_pretrained`, DCP directories, content stores of PyTorch and ZeRO
-        checkpoints of DeepSpeed; `ImportChoices` has all options. Nothing is unpickled. Raises BadFile or Untrusted,
-        and writes nothing, if the source is damaged or could run code.
+        Reads safetensors, torch.save, `save_pretrained`, DCP, content stores of PyTorch and ZeRO of DeepSpeed, and
+        unpickles nothing. Raises BadFile or Untrusted, and writes nothing, if the source is damaged or could run code.
         """
         from holdfast.formats.importing import import_checkpoint, make_import_options
 
@@ -271,13 +267,10 @@ class Store:
     def verify_import(
         self, source: StrPath, name: str | Snapshot, *, unpickle: bool = False, progress: ProgressChoice = None
     ) -> list[ReceiptFinding]:
-        """Compare files with the receipt and the snapshot of their import; return a finding for each difference.
-
-        Pass `unpickle=True`, which can run arbitrary code, for a file that was imported with it.
-        """
+        """Compare files with the receipt and snapshot of their import, unpickled as then; return all differences."""
         from holdfast.formats.measuring import check_imported
 
-        record, bar = self._open_snapshot(name).record, make_progress(progress)
+        record, bar = self._views.open_here(name).record, make_progress(progress)
         return list(check_imported(self.repository, record, os.fspath(source), unpickle=unpickle, progress=bar))
 
     def export(self, name: str | Snapshot, destination: StrPath, **choices: Unpack[ExportChoices]) -> ExportResult:
@@ -287,13 +280,15 @@ class Store:
         """
         from holdfast.formats.export import export_chosen
 
-        return export_chosen(self.repository, self._open_snapshot(name).record, os.fspath(destination), choices)
+        snapshot = self._open_snapshot(name)
+        return export_chosen(snapshot.repository, snapshot.record, os.fspath(destination), choices)
 
     def verify_export(self, destination: StrPath, name: str | Snapshot) -> list[ReceiptFinding]:
         """Compare exported files, the receipt beside them and the snapshot; return a finding for each difference."""
         from holdfast.formats.verifying import check_all
 
-        return list(check_all(self.repository, self._open_snapshot(name).record, os.fspath(destination)))
+        snapshot = self._open_snapshot(name)
+        return list(check_all(snapshot.repository, snapshot.record, os.fspath(destination)))
 
     def export_async(
         self, name: str | Snapshot, destination: StrPath, **choices: Unpack[ExportChoices]
@@ -302,10 +297,8 @@ class Store:
         from holdfast.formats.background import ExportRunner
 
         self._exporter = self._exporter or ExportRunner()
-        record, path = self._open_snapshot(name).record, os.path.abspath(destination)
-        return self._exporter.export(self.repository, record, path, choices)
-
-    # Loading
+        snapshot, path = self._open_snapshot(name), os.path.abspath(destination)
+        return self._exporter.export(snapshot.repository, snapshot.record, path, choices)
 
     def load(
         self,
@@ -364,9 +357,8 @@ class Store:
 
         Tensors are filled, plain values in dicts and lists are replaced, and objects with `load_state_dict` are loaded
         through it. If anything does not fit, nothing changes and Mismatch lists every problem. As for `save`, all ranks
-        must call this. Each rank reads the parts that it needs, no matter how many ranks saved them. `replicas` chooses
-        who reads a tensor that all ranks need whole: "each" rank, or one rank that sends it to the others
-        ("broadcast"). "auto" measures which is faster if there are many bytes.
+        must call this, and each reads the parts that it needs. A tensor that all ranks need whole is read by "each"
+        rank, or by one that sends it to the others ("broadcast"); with "auto", a measurement decides.
 
         An error of any type lists the leaves that it left changed in `overwritten`, and those that may mix old and new
         values in `partly_written`. With `atomic`, an error changes no leaf on any rank; this needs memory for a second
@@ -377,19 +369,17 @@ class Store:
 
         bar = make_progress(progress)
         options = IntoOptions(strict, rename or {}, cast, assign, verify, allow_pickle, replicas, atomic, bar)
-        repo, types, world = self.repository, self._types, find_world(**together)
+        repo, types, world = self._views.choose_repository(name), self._types, find_world(**together)
         with self._lineage.loading(lambda: self._open_snapshot(name).record) as find:
             return load_into_together(repo, find, tree, options, types=types, world=world)
-
-    # Files
 
     def put(
         self, name: str, paths: Paths, *, progress: ProgressChoice = None, **choices: Unpack[PutChoices]
     ) -> SaveResult:
-        """Save files and directories as one snapshot; `get` restores them byte for byte.
+        """Save files and directories as one snapshot, on one rank; `get` restores them byte for byte.
 
         A directory `dir` becomes the entries `dir/...`; `dir/` stands for the files in it. A file of safetensors or
-        torch.save shares its bytes with snapshots of the same tensors. With several ranks, call this on one of them.
+        torch.save shares its bytes with snapshots of the same tensors.
         """
         repo, options, bar = self.repository, KeepOptions(**choices), make_progress(progress)
         return keep_files(repo, name, plan_sources(repo, paths), options, progress=bar)
@@ -397,20 +387,18 @@ class Store:
     def get(
         self, name: str | Snapshot, folder: StrPath, *, progress: ProgressChoice = None, **choices: Unpack[GetChoices]
     ) -> Restored:
-        """Write the files of a snapshot below `folder`, each whole and verified, or not at all.
+        """Write the files of a snapshot below `folder`, each whole and verified, or not at all; follows no links there.
 
-        If some files exist, NameInUse lists them and nothing is written, unless `overwrite`. Links below `folder` are
-        never followed. A saved tree has no files: `export` writes it, and `raw=True` its tensors as raw bytes.
+        If some files exist, NameInUse lists them and nothing is written, unless `overwrite`. A saved tree has no files:
+        `export` writes it, and `raw=True` its tensors as raw bytes.
         """
-        repo, bar = self.repository, make_progress(progress)
-        with open_snapshot(repo, self._open_snapshot(name).record) as reader:
+        snapshot, bar = self._open_snapshot(name), make_progress(progress)
+        with open_snapshot(repo := snapshot.repository, snapshot.record) as reader:
             return restore_files(repo, reader, folder, progress=bar, **choices)
 
     def open_file(self, name: str | Snapshot, path: str) -> BufferedReader:
         """Open a file of a snapshot as `open(path, "rb")` does; reads fetch and verify only the chunks they need."""
         return self._open_snapshot(name).open_file(path)
-
-    # Names
 
     def snapshot(self, name: str) -> Snapshot:
         """Return the snapshot of a name or tag, without loading tensors; raises NotFound."""
@@ -421,35 +409,33 @@ class Store:
     ) -> list[Snapshot]:
         """Return the snapshots whose names begin with `prefix`, in natural order, without Holdfast's own ("@...").
 
-        `where` is a condition such as "loss < 0.3 and step >= 1000"; docs/reference/expressions.md has the language.
-        `sort` is a field, or several; "-loss" sorts descending. Snapshots without the field come last.
+        `where` is a condition such as "loss < 0.3 and step >= 1000" (docs/reference/expressions.md). `sort` is a field,
+        or several; "-loss" sorts descending. Snapshots without the field come last.
         """
-        from holdfast.snapshot.view.lazy import list_snapshots
-
-        return list_snapshots(self.repository, prefix, self._types, parse_query(where=where, sort=sort, limit=limit))
+        return self._views.list_snapshots(prefix, parse_query(where=where, sort=sort, limit=limit))
 
     def best(self, prefix: str, metric: str, *, mode: BestMode = "min", where: str | None = None) -> Snapshot:
         """Return the snapshot with the best value of a metric, not NaN; of equal ones the newest. Raises NotFound."""
-        from holdfast.snapshot.view.lazy import open_best
-
-        return open_best(self.repository, prefix, self._types, metric=metric, mode=mode, query=parse_query(where=where))
+        return self._views.open_best(prefix, metric=metric, mode=mode, query=parse_query(where=where))
 
     def bisect(self, prefix: str, test: Callable[[Snapshot], bool | None]) -> Bisection[Snapshot]:
         """Return the first snapshot of a series for which `test` returns False, found by halving the series.
 
-        The series are the snapshots whose names begin with `prefix`, by step if each has another one, else by time. If
-        one is bad, those after it must be bad too. `test` returns True for good, False for bad, None to skip. Raises
-        NotBisectable if the first snapshot is bad or the last one is good.
+        They are ordered by step if each has another one, else by time; those after a bad one must be bad, too. `test`
+        returns True for good, False for bad, None to skip. Raises NotBisectable if the first is bad or the last good.
         """
-        from holdfast.snapshot.view.lazy import bisect_snapshots
-
-        return bisect_snapshots(self.repository, prefix, self._types, test)
+        return self._views.bisect(prefix, test)
 
     def latest(self, prefix: str = "") -> Snapshot | None:
         """Return the snapshot with the latest commit time whose name begins with `prefix`, or None."""
-        from holdfast.snapshot.view.lazy import open_latest
+        return self._views.open_latest(prefix)
 
-        return open_latest(self.repository, prefix, self._types)
+    def copy(
+        self, name: str | Snapshot, to: Store | StrPath, *, overwrite: bool = False, progress: ProgressChoice = None
+    ) -> SaveResult:
+        """Copy a snapshot to another store, with its metadata and commit time; only chunks that are missing there."""
+        target = to if isinstance(to, Store) else make_store(os.fspath(to), self._budget_bytes, (), {}, "")
+        return self._views.copy(name, target.repository, overwrite=overwrite, progress=make_progress(progress))
 
     def delete(self, name: str) -> None:
         """Delete a snapshot. `gc` then frees the bytes that no other snapshot uses. Raises NotFound."""
@@ -458,23 +444,20 @@ class Store:
     def tag(self, tag: str, name: str | Snapshot, *, move: bool = False) -> Tag:
         """Point a tag to a snapshot. Raises NameInUse if the tag points to another one and `move` is False."""
         verify_user_name(tag, what="tag")
-        return set_tag(self.repository.verify_same(), tag, self._open_snapshot(name).record, move=move)
+        return self._views.set_tag(tag, name, move=move)
 
     def tags(self) -> list[Tag]:
         """Return all tags."""
         return [tag for tag in iter_tags(self.repository.store) if isinstance(tag, Tag)]
 
     def untag(self, tag: str) -> None:
-        """Delete a tag; its snapshot is kept."""
+        """Delete a tag; its snapshot is kept, and so is a copy of the tag in a mirror."""
         delete_tag(self.repository.verify_same(), tag)
-
-    # Compiled graphs and recorded runs
 
     def compiler(self, **choices: Unpack[CompilerChoices]) -> Compiler:
         """Return a backend for `torch.compile` that caches compiled graphs in this store.
 
-        Graphs are code. They are loaded only if no other user can write to the store, if they are signed with the
-        secret in `key_file`, or with `trust=True`. See `make_compiler`.
+        Graphs are code: they load if only you can write to the store, if signed (`key_file`), or with `trust=True`.
         """
         from holdfast.compile_cache.backend import make_compiler
 
@@ -485,7 +468,7 @@ class Store:
     ) -> Recorder:
         """Return a context manager that records the tensors of a model; `level` is "digest", "stats" or "full".
 
-        Recording does not change results, and an error of the store does not stop the training. See `capture.record`.
+        Recording does not change results, and an error of the store does not stop the training.
         """
         from holdfast.capture.record.recorder import record
 
@@ -514,16 +497,13 @@ class Store:
     ) -> RunDiff:
         """Find where run `b` diverges from run `a`: the first tensor that differs although all its inputs are equal.
 
-        Tensors count as close within the tolerances of torch.testing, or within `tolerance`. With `noise`, a repetition
-        of `a`, they are close if they differ about as little as `a` and `noise` do. With `reference`, a more exact run,
-        they are close if `b` is about as near to it as `a` is.
+        Tensors are close within the tolerances of torch.testing, or `tolerance`; with `noise`, a repetition of `a`, if
+        they differ about as little as `a` and `noise`; with `reference`, a more exact run, if `b` is as near as `a`.
         """
         from holdfast.capture.compare.compare import diff_runs, make_diff_options
 
         repeated, exact = (None if run is None else self.run(run) for run in (noise, reference))
         return diff_runs(self.run(a), self.run(b), noise=repeated, reference=exact, options=make_diff_options(options))
-
-    # Health and space
 
     def check(self, *, read: bool = False, progress: ProgressChoice = None) -> list[Finding]:
         """Check the structure of the store, and with `read` every byte. It is healthy if all findings are notes."""
@@ -535,12 +515,14 @@ class Store:
         from holdfast.diff.compare import compare
         from holdfast.diff.values import measure
 
-        found = compare(self.repository, self._open_snapshot(a).record, self._open_snapshot(b).record)
+        found = compare(self.repository, self._views.open_here(a).record, self._views.open_here(b).record)
         return measure(self.repository, found) if values else found
 
     def plan_prune(self, prefix: str = "", **rules: Unpack[KeepRules]) -> PrunePlan:
         """Return which snapshots under a prefix the rules would delete; delete nothing."""
-        return read_prune_plan(self.repository.store, prefix, make_keep(**rules))
+        from holdfast.mirror.retention import keep_unmirrored
+
+        return keep_unmirrored(self.repository, read_prune_plan(self.repository.store, prefix, make_keep(**rules)))
 
     def apply_prune(self, plan: PrunePlan) -> Pruned:
         """Delete the snapshots of a plan, except those that were tagged or overwritten since it was made."""
@@ -562,8 +544,9 @@ class Store:
         return self.repository.counters.read()
 
     def close(self) -> None:
-        """Wait for background saves and exports, raise an error that no `wait` raised, and free the staging memory."""
-        for worker in (self._saver, self._exporter) if os.getpid() == self._pid else ():
+        """Wait for background saves, exports and uploads; raise an error that no `wait` raised; free staging memory."""
+        workers = (self._saver, self._exporter, self.mirror, *self._named_mirrors.values())
+        for worker in workers if os.getpid() == self._pid else ():
             if worker is not None:
                 worker.close()
 
@@ -579,10 +562,22 @@ class Store:
         self._saver = self._saver or AsyncSaver()
         return self._saver
 
-    def _open_snapshot(self, name: str | Snapshot) -> Snapshot:
-        from holdfast.snapshot.view.lazy import open_named
+    def _describe_save(self, name: str, mirror: StrPath | None) -> Mapping[str, Json]:
+        verify_user_name(name)
+        if mirror is None:
+            return self._lineage.describe(name)
+        from holdfast.mirror.mirror import note_mirror
 
-        return open_named(self.repository, name, self._types) if isinstance(name, str) else name
+        return {**self._lineage.describe(name), **note_mirror(self.repository, mirror, self._named_mirrors)}
+
+    @property
+    def _views(self) -> Views:
+        from holdfast.mirror.views import Views
+
+        return Views(self.repository, self.mirror, self._types)
+
+    def _open_snapshot(self, name: str | Snapshot) -> Snapshot:
+        return self._views.open_named(name) if isinstance(name, str) else name
 
 
 def make_store(url: str, budget_bytes: int, types: Sequence[type], options: dict[str, Any], store_id: str) -> Store:

@@ -22,6 +22,9 @@ def open(
     change_hints: bool = False,
     create: bool = True,
     storage_options: Mapping[str, Any] | None = None,
+    mirror: str | os.PathLike[str] | None = None,
+    mirror_wait: bool | float = True,
+    mirror_options: Mapping[str, Any] | None = None,
 ) -> Store:
     """Open the store at a path or URL. Opening writes nothing; the first save creates the store if there is none.
 
@@ -44,9 +47,18 @@ def open(
         storage_options: settings of obstore for a store in the cloud, such as `endpoint`, `region` or
             `access_key_id`. Without them, credentials come from the environment, an AWS profile or the machine. No
             secret of them is stored, logged or pickled: another process that gets this store finds its own.
+        mirror: a second store, usually in a bucket. Each snapshot that is saved here is uploaded there in the
+            background, and what is missing here is read from there. See `Store.mirror`.
+        mirror_wait: whether `close` waits until the mirror has everything; a number is the longest time in seconds.
+        mirror_options: what `storage_options` is for the store, for the mirror.
     """
     options: dict[str, Any] = {"read_only": read_only, "single_writer": single_writer}
     options |= {"environment": environment, "change_hints": change_hints, "create": create}
     if storage_options is not None:
         options["storage_options"] = StorageOptions(storage_options)
+    if mirror is not None:
+        from holdfast.mirror.mirror import choose_mirror
+
+        store_url, more = os.fspath(url), mirror_options
+        options["mirror"] = choose_mirror(mirror, store_url=store_url, wait=mirror_wait, options=more)
     return make_store(os.fspath(url), budget_bytes, tuple(types), options, "")

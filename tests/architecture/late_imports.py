@@ -46,6 +46,7 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
         "obstore.auth": "imports boto3",
     },
     "objects/url.py": {"holdfast.objects.cloud": "obstore takes 50 ms to import; only URLs of buckets need it"},
+    "opening.py": {"holdfast.mirror.mirror": "starts processes; only a store with a mirror needs it"},
     "facade.py": {
         "holdfast.capture": _STORE,
         "holdfast.checkpointing": _STORE,
@@ -53,6 +54,7 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
         "holdfast.diff": _STORE,
         "holdfast.distributed.checkpoint.checkpoint": _STORE,
         "holdfast.formats": _STORE,
+        "holdfast.mirror": _STORE,
         "holdfast.snapshot": _STORE,
         "holdfast.trees.registered": _STORE,
     },

@@ -26,6 +26,7 @@ LAYERS: Final = (
     ("diff", "content"),
     ("distributed",),
     ("compile_cache", "capture"),
+    ("mirror",),
     ("checkpointing", "formats"),
     ("facade",),
     ("opening",),

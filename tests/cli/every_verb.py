@@ -146,6 +146,9 @@ WRITING: Final = [
     "copy run/ files --to other",
     "copy run/1 --to other --overwrite --no-create",
     "copy run/1 --to other --json",
+    "mirror elsewhere --yes",
+    "mirror --yes --json",
+    "mirror elsewhere --forget",
     "doctor --write",
     "doctor --write --json",
     "rm again --yes",
@@ -155,6 +158,7 @@ WRITING: Final = [
     "gc --yes --repack --json",
     "repair --yes",
     "repair --yes --json",
+    "repair --from other --yes",
     "cache prune --max-age 30d --yes",
     "cache clear --yes",
 ]

@@ -26,6 +26,28 @@ def flip(path: Path, position: int) -> None:
 # --- repair
 
 
+def test_a_loss_is_restored_from_a_copy(saved: Cli) -> None:
+    saved.ok("copy", "snap", "--to", "copy")
+    flip(saved.find("packs"), 1_500_000)
+    ran = saved("repair", "--from", "copy")
+    assert ran.code == 0
+    assert "restore: snap\n" in ran.out
+    assert "lost" not in ran.out
+    ran = saved("repair", "--from", "copy", "--yes")
+    assert (ran.code, ran.err) == (0, "holdfast: carried out 2 actions of 2\n")
+    saved.ok("get", "snap", "out")
+    assert (saved.folder / "out/model.bin").read_bytes() == (saved.folder / "data/model.bin").read_bytes()
+
+
+def test_what_the_other_store_lacks_stays_lost(saved: Cli) -> None:
+    saved.ok("put", "other", "data/config.json")
+    saved.ok("copy", "other", "--to", "copy")
+    flip(saved.find("packs"), 1_500_000)
+    ran = saved("repair", "--from", "copy", "--yes")
+    assert ran.code == 1
+    assert "lost: snapshot 'snap'" in ran.out
+
+
 def test_a_sound_store_has_nothing_to_repair(saved: Cli) -> None:
     assert saved.ok("repair") == "nothing to repair\n"
     assert saved("repair", "--json").json == {"actions": [], "losses": []}

@@ -30,6 +30,7 @@ _SUMMARIES: Final = {
     "check": "check the store for damage",
     "repair": "repair a damaged store",
     "copy": "copy snapshots to another store",
+    "mirror": "upload what a mirror of the store lacks",
     "cache": "manage compiled graphs",
     "run": "list recorded runs, and find where two diverge",
     "doctor": "check the store and its filesystem",
@@ -90,9 +91,11 @@ def _declare(name: str, parser: ArgumentParser) -> None:  # noqa: C901 - a table
         case "check":
             from holdfast.cli.verbs.check import declare_check as declare
         case "repair":
-            from holdfast.cli.verbs.repair import declare_repair as declare
+            from holdfast.cli.verbs.stores.repair import declare_repair as declare
         case "copy":
-            from holdfast.cli.verbs.repair import declare_copy as declare
+            from holdfast.cli.verbs.stores.repair import declare_copy as declare
+        case "mirror":
+            from holdfast.cli.verbs.stores.mirror import declare_mirror as declare
         case "cache":
             from holdfast.cli.verbs.cache import declare_cache as declare
         case "run":

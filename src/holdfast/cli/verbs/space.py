@@ -10,6 +10,7 @@ from holdfast.cli.lookup import open_for_plan, open_to_read
 from holdfast.cli.output import Output, count, format_bytes, format_time
 from holdfast.cli.verb import add_json, add_prefix, add_yes, document
 from holdfast.errors import BadName, HoldfastError
+from holdfast.mirror.retention import keep_unmirrored
 from holdfast.repo.format.layout import natural_order
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.roots import read_live
@@ -67,8 +68,9 @@ def run_du(options: Namespace, url: str, output: Output) -> int:
 def declare_prune(parser: ArgumentParser) -> None:
     """Declare the verb `prune`."""
     more = (
-        "A snapshot is kept if any rule keeps it, or if it has a tag. Prints its plan,\n"
-        "and acts only with --yes. `holdfast gc` then frees the space."
+        "A snapshot is kept if any rule keeps it, if it has a tag, or if a mirror of the\n"
+        "store lacks it (see `holdfast mirror`). Prints its plan, and acts only with\n"
+        "--yes. `holdfast gc` then frees the space."
     )
     examples = [
         "holdfast prune --keep-last 3 run1/",
@@ -107,8 +109,9 @@ def run_prune(options: Namespace, url: str, output: Output) -> int:
     try:
         within_s = parse_duration(options.keep_within or "0s")
         keep = Keep(options.keep_last, options.keep_every, within_s, best=options.keep_best)
-        store = open_for_plan(url, output, is_applied=options.yes).store
-        plan = read_prune_plan(store, options.prefix, keep)
+        repo = open_for_plan(url, output, is_applied=options.yes)
+        store = repo.store
+        plan = keep_unmirrored(repo, read_prune_plan(store, options.prefix, keep))
     except ValueError as error:
         if isinstance(error, HoldfastError):
             raise

@@ -101,8 +101,7 @@ def copy_artifact(
         if state.snapshot is None:
             free = free or state.name
             continue
-        existing = parse_variant(state.snapshot)
-        if not existing.trouble and existing.guards == variant.guards and _can_replace(existing, variant):
+        if is_equivalent(parse_variant(state.snapshot), variant):
             return _report_existing(state.snapshot, seconds=time.monotonic() - started)
     assert free, "iter_states ends with unused names"
     return copy_snapshot(source, snapshot, target, name=free, progress=progress)
@@ -243,9 +242,13 @@ def _classify(repo: Repository, variant: StoredVariant, secret: bytes | None) ->
     return "other" if variant.mac else "broken"
 
 
-def _can_replace(existing: StoredVariant, variant: StoredVariant) -> bool:
-    """Return whether every process that trusts `variant` by its signature also trusts `existing`."""
-    return existing.mac == variant.mac or not variant.mac
+def is_equivalent(existing: StoredVariant, variant: StoredVariant) -> bool:
+    """Return whether `existing`, of the same key, serves every process that `variant` serves.
+
+    Their guards are equal, and a process that trusts `variant` by its signature also trusts `existing`.
+    """
+    is_trusted = existing.mac == variant.mac or not variant.mac
+    return not existing.trouble and existing.guards == variant.guards and is_trusted
 
 
 def _report_existing(existing: CommittedSnapshot, *, seconds: float) -> SaveResult:

@@ -49,6 +49,22 @@ class RecentSnapshots:
             self._snapshots.put(split_prefix(snapshot.name), snapshot)
 
 
+class CommitWatch:
+    """Calls functions for every snapshot that this handle commits; with several ranks, on the one that commits."""
+
+    def __init__(self) -> None:
+        self._watchers: list[Callable[[CommittedSnapshot], None]] = []
+
+    def watch(self, watcher: Callable[[CommittedSnapshot], None]) -> None:
+        """Call `watcher` from now on; it must be fast and must not raise, because the commit has succeeded."""
+        self._watchers.append(watcher)
+
+    def note(self, snapshot: CommittedSnapshot) -> None:
+        """Call all watchers."""
+        for watcher in self._watchers:
+            watcher(snapshot)
+
+
 @dataclass(slots=True)
 class _Proof:
     """What was verified in one pack; valid while its version stays the same."""

@@ -26,7 +26,7 @@ from holdfast.repo.handle.config import (
     verify_empty,
 )
 from holdfast.repo.handle.index import ChunkIndex
-from holdfast.repo.handle.remembered import ChangeHints, RecentSnapshots, VerifiedChunks
+from holdfast.repo.handle.remembered import ChangeHints, CommitWatch, RecentSnapshots, VerifiedChunks
 from holdfast.repo.names.generations import read_record
 from holdfast.repo.names.record_cache import RecordCache
 from holdfast.repo.stages import Stage, StageName, Stages
@@ -154,6 +154,9 @@ class Repository:
     identity: StoreIdentity = field(default_factory=StoreIdentity)
     records: RecordCache = field(default_factory=RecordCache)
     """Snapshot records that this handle has read, so that a second listing reads only new ones."""
+    commits: CommitWatch = field(default_factory=CommitWatch)
+    mirrors: dict[str, str] = field(default_factory=dict)
+    """URLs of the mirrors that this handle uploads to, and what each receives: known before the first upload."""
     hints: ChangeHints | None = None
     """Change hints, if the user enabled them (`change_hints`)."""
     index: ChunkIndex = field(init=False)

@@ -52,8 +52,13 @@ def _read_listed_tag(store: ObjectStore, stem: str, generations: list[int]) -> T
         return DamagedName(stem, error)
 
 
-def set_tag(store: ObjectStore, name: str, snapshot: CommittedSnapshot, *, move: bool = False) -> Tag:
-    """Point a tag to `snapshot`; raises NameInUse if it points to another one, unless `move`."""
+def set_tag(
+    store: ObjectStore, name: str, snapshot: CommittedSnapshot, *, move: bool = False, time_s: float | None = None
+) -> Tag:
+    """Point a tag to `snapshot`; raises NameInUse if it points to another one, unless `move`.
+
+    `time_s` is when the original was set, if this is a copy of a tag.
+    """
     name = verify_name(name, what="tag")
     newest = read_newest(store, tag_stem(name))
     found = _parse_tag(newest, name)
@@ -62,7 +67,7 @@ def set_tag(store: ObjectStore, name: str, snapshot: CommittedSnapshot, *, move:
         return found
     if found and not move:
         raise NameInUse(f"tag {name!r} points to {found.snapshot_name!r}; move it with --move (move=True)", name=name)
-    tag = Tag(name, snapshot.name, snapshot.digest, store.clock())
+    tag = Tag(name, snapshot.name, snapshot.digest, store.clock() if time_s is None else time_s)
     fields = {"state": "live", "snapshot": tag.snapshot_name, "digest": tag.digest.hex(), "time": tag.time_s}
     _create(store, newest, name, fields)
     return tag

@@ -215,6 +215,8 @@ class Transaction:
             raise
         snapshot = _parse_committed(fields)
         self._repo.recent.remember(snapshot)
+        if self._ranks.is_coordinator:
+            self._repo.commits.note(snapshot)
         return snapshot
 
     def write_part(self, make_parts: MakeParts, *, rewrite: Rewrite) -> PartRef:

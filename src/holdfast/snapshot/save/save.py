@@ -115,8 +115,10 @@ def _save_request(repo: Repository, request: Request, pause: ExitStack, progress
 
 
 def make_environment(options: SaveOptions) -> dict[str, Json]:
-    """Return the environment that is stored with a snapshot; empty if the user does not want one."""
-    return {**describe_environment(), **options.lineage} if options.environment else {}
+    """Return the environment that is stored with a snapshot; only its mirror if the user does not want one."""
+    if not options.environment:
+        return {key: value for key, value in options.lineage.items() if key == "mirror"}
+    return {**describe_environment(), **options.lineage}
 
 
 def describe_environment() -> dict[str, Json]:

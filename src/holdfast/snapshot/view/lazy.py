@@ -76,6 +76,11 @@ class Snapshot:
         return self._record
 
     @property
+    def repository(self) -> Repository:
+        """The repository that has the snapshot: of the store, or of its mirror."""
+        return self._repo
+
+    @property
     def name(self) -> str:
         """Its name."""
         return self._record.name

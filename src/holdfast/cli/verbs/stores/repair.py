@@ -27,11 +27,15 @@ def declare_repair(parser: ArgumentParser) -> None:
     """Declare the verb `repair`."""
     more = (
         "Reads every byte. Rebuilds the index, lists damaged packs as bad, and lets\n"
-        "snapshots use other copies of damaged chunks, if the store has them. Reports\n"
-        "lost data; no snapshot is deleted. Prints its plan, and acts only with --yes.\n"
-        "Exits with 1 if something is lost."
+        "snapshots use other copies of damaged chunks, if the store has them. With --from,\n"
+        "copies what is lost from another store that has the same content, such as a copy\n"
+        "or a mirror; only damaged and missing chunks are copied. Reports lost data; no\n"
+        "snapshot is deleted. Prints its plan, and acts only with --yes. Exits with 1 if\n"
+        "something is lost."
     )
-    document(parser, more, examples=["holdfast repair", "holdfast repair --yes"])
+    examples = ["holdfast repair", "holdfast repair --yes", "holdfast repair --from s3://bucket/ckpts --yes"]
+    document(parser, more, examples=examples)
+    parser.add_argument("--from", dest="source", metavar="STORE", help="a store that may have what this one lost")
     add_yes(parser)
     add_json(parser)
     parser.set_defaults(run_verb=run_repair)
@@ -40,7 +44,8 @@ def declare_repair(parser: ArgumentParser) -> None:
 def run_repair(options: Namespace, url: str, output: Output) -> int:
     """Print what can be repaired and what is lost; repair with --yes. Returns 1 if something is lost."""
     repo = open_for_plan(url, output, is_applied=options.yes)
-    plan = plan_repair(repo, progress=output.progress())
+    source = None if options.source is None else open_to_read(options.source, output)
+    plan = plan_repair(repo, source=source, progress=output.progress())
     if options.json:
         output.json(_describe(plan))
     else:
@@ -48,7 +53,7 @@ def run_repair(options: Namespace, url: str, output: Output) -> int:
     if plan.actions and not options.yes:
         output.note(f"nothing was changed; repeat with --yes for {count(len(plan.actions), 'action')}")
     if options.yes:
-        done = apply_repair(repo, plan, progress=output.progress())
+        done = apply_repair(repo, plan, source=source, progress=output.progress())
         output.note(f"carried out {count(len(done), 'action')} of {len(plan.actions)}")
     return 1 if plan.losses else 0
 

@@ -1,0 +1,1 @@
+"""The verbs that work with a second store: `copy`, `repair` and `mirror`."""

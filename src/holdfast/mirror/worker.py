@@ -1,0 +1,193 @@
+"""Uploads behind a store: starts when a snapshot was committed, and ends when the mirror has everything."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Final
+
+from holdfast.errors import HoldfastError
+from holdfast.mirror.apart import UploadProcess, can_upload_apart
+from holdfast.mirror.plan import is_mirrored
+from holdfast.mirror.recorded import record_mirror
+from holdfast.mirror.report import UploadNews
+from holdfast.mirror.setting import MirrorSetting
+from holdfast.mirror.upload import UploadJob, upload_all
+from holdfast.objects.thread_pool import BackgroundThread
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import CommittedSnapshot
+
+_log = logging.getLogger(__name__)
+
+_LOWEST_PRIORITY: Final = 19
+_STOP_S: Final = 60.0
+"""How long to wait for an upload that was told to stop; one in a thread ends its snapshot first."""
+
+
+class UploadWorker:
+    """Runs one upload at a time in the background. Safe in any thread."""
+
+    def __init__(self, repo: Repository, setting: MirrorSetting) -> None:
+        """Upload from `repo` once `note_commit` is called; nothing is opened yet."""
+        self.news = UploadNews(setting.url)
+        self._repo = repo
+        self._setting = setting
+        self._lock = threading.Lock()
+        self._thread: BackgroundThread | None = None
+        self._process: UploadProcess | None = None
+        self._target: Repository | None = None
+        """The mirror, if a thread uploads."""
+        self._wanted = self._done = 0
+        """How many uploads were asked for, and the number of the last one that an upload has covered."""
+        self._is_stopped = False
+        self._is_awaited = False
+        self._is_reported = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no upload was asked for that has not succeeded."""
+        return self._wanted == self._done
+
+    def note_commit(self, snapshot: CommittedSnapshot) -> None:
+        """Start to upload a snapshot that was committed just now; never raises, because the save has succeeded."""
+        if self._is_stopped or not is_mirrored(snapshot, self._setting.url, self._setting.scope):
+            return
+        self.news.add_waiting(snapshot)
+        try:
+            self.start()
+        except (RuntimeError, MemoryError) as error:
+            self._report(f"no thread could be started: {error}")
+
+    def start(self) -> None:
+        """Start an upload, or let the one that runs look again when it has ended."""
+        self._await_at_exit()
+        with self._lock:
+            self._wanted += 1
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = BackgroundThread(self._run, "holdfast-mirror")
+                self._thread.start()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the running upload has ended; return False if it runs longer than the time allows."""
+        deadline_s = None if timeout_s is None else monotonic() + timeout_s
+        while (thread := self._thread) is not None and thread.is_alive():
+            left_s = None if deadline_s is None else deadline_s - monotonic()
+            if left_s is not None and left_s <= 0:
+                return False
+            thread.join(left_s)
+        return True
+
+    def stop(self) -> None:
+        """End the running upload; the next one goes on where it was."""
+        self._is_stopped = True
+        with self._lock:
+            process = self._process
+        if process is not None:
+            process.stop()
+        self.wait(_STOP_S)
+
+    def finish(self) -> None:
+        """Wait for the uploads as the user has chosen, and report what is left."""
+        if self._is_stopped:
+            return
+        wait = self._setting.wait
+        if wait is not False:
+            self._retry_once()
+            self.wait(None if wait is True else float(wait))
+        self.stop()
+        left = self.news.read()
+        if wait is not False and left.waiting:
+            why = left.last_error or "the time was up"
+            count = len(left.waiting)
+            _log.warning(
+                "%s: %d snapshots were not uploaded to %s (%s); the next process that saves with this mirror uploads"
+                " them, and so does `holdfast -s %s mirror --yes`",
+                *(self._repo.store.url, count, self._setting.url, why, self._repo.store.url),
+            )
+
+    def _retry_once(self) -> None:
+        if not self.is_idle and self.wait(0):
+            with suppress(RuntimeError, MemoryError):
+                self.start()
+
+    def _run(self) -> None:
+        _lower_priority()
+        while not self._is_ended():
+            wanted = self._wanted
+            try:
+                self._upload()
+            except Exception as error:  # noqa: BLE001  # of any kind: an error of the mirror must not reach the training
+                self._report(str(error) or type(error).__name__)
+                return
+            if self._is_ended():
+                return
+            with self._lock:
+                self._done, self._is_reported = wanted, False
+                if self._wanted == wanted:
+                    self.news.forget_fresh()
+                    # A thread that begins after this reads what is committed later.
+                    self._thread = None
+                    return
+
+    def _is_ended(self) -> bool:
+        return self._is_stopped
+
+    def _upload(self) -> None:
+        self.news.last_error = ""
+        # First, so that other processes prune nothing that the mirror lacks, even if it cannot be reached.
+        record_mirror(self._repo, self._setting.url, self._setting.scope)
+        if can_upload_apart(self._repo, self._setting):
+            self._upload_apart()
+            return
+        if self._target is None:
+            self._target = self._setting.open(self._repo.budget_bytes)
+        job = UploadJob(self._repo, self._target, self._setting.scope, self.news.known, self._is_ended)
+        upload_all(job, self.news)
+
+    def _upload_apart(self) -> None:
+        process = UploadProcess(self._repo, self._setting, self.news)
+        with self._lock:
+            self._process = process
+        if not self._is_stopped:
+            process.run()
+
+    def _report(self, error: str) -> None:
+        """Log an error once, until an upload has succeeded; the state has it as well."""
+        self.news.last_error = error
+        self.news.end()
+        if not self._is_reported:
+            self._is_reported = True
+            _log.warning(
+                "%s: snapshots are saved, but not uploaded to %s: %s. The next save tries again;"
+                " `holdfast -s %s mirror` shows what is waiting",
+                *(self._repo.store.url, self._setting.url, error, self._repo.store.url),
+            )
+
+    def _await_at_exit(self) -> None:
+        if self._is_awaited:
+            return
+        # Not `atexit`: by then no thread can be started, and an upload starts threads.
+        register: Callable[..., None] = threading._register_atexit  # type: ignore[attr-defined]  # not public
+        register(_finish, weakref.ref(self), os.getpid())
+        self._is_awaited = True
+
+
+def _finish(worker: weakref.ref[UploadWorker], pid: int) -> None:
+    found = worker()
+    if found is not None and os.getpid() == pid:
+        with suppress(HoldfastError):
+            found.finish()
+
+
+def _lower_priority() -> None:
+    """Give this thread, and those that it starts, the lowest priority: the training goes first on every core."""
+    # On Linux a priority belongs to a thread; elsewhere to the process, which must keep its own.
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
