@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from io import BufferedReader
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from holdfast.files.keep import GetChoices, KeepOptions, Paths, PutChoices, keep
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import open_store
-from holdfast.progress import ProgressChoice
+from holdfast.progress import ProgressChoice, Silent
 from holdfast.query.bisect import Bisection
 from holdfast.query.lineage import LineageLog
 from holdfast.query.select import BestMode, SortFields, parse_query
@@ -33,7 +33,7 @@ from holdfast.repo.read.reader import Verify, open_snapshot
 from holdfast.repo.upkeep.check import Checker
 from holdfast.repo.upkeep.collect import Collected, Rules, collect
 from holdfast.repo.upkeep.findings import Finding
-from holdfast.repo.upkeep.prune import KeepRules, Pruned, PrunePlan, apply_prune, make_keep, read_prune_plan
+from holdfast.repo.upkeep.prune import KeepRules, Pruned, PrunePlan, apply_prune_in_groups, make_keep, read_prune_plan
 from holdfast.repo.write.writer import SaveResult
 
 if TYPE_CHECKING:
@@ -524,20 +524,24 @@ class Store:
 
         return keep_unmirrored(self.repository, read_prune_plan(self.repository.store, prefix, make_keep(**rules)))
 
-    def apply_prune(self, plan: PrunePlan) -> Pruned:
+    def apply_prune(self, plan: PrunePlan, *, progress: ProgressChoice = None) -> Pruned:
         """Delete the snapshots of a plan, except those that were tagged or overwritten since it was made."""
-        return apply_prune(self.repository.verify_same(), plan)
+        return apply_prune_in_groups(self.repository.verify_same(), plan, make_progress(progress) or Silent())
 
-    def prune(self, prefix: str = "", *, collective: bool = True, **rules: Unpack[KeepRules]) -> Pruned:
+    def prune(
+        self, prefix: str = "", *, collective: bool = True, progress: ProgressChoice = None, **rules: Unpack[KeepRules]
+    ) -> Pruned:
         """Delete the snapshots under a prefix that no rule keeps; `gc` frees their bytes. Collective, as `save` is."""
         from holdfast.distributed.checkpoint.checkpoint import find_world, prune_together
 
         world = find_world(collective=collective)
-        return prune_together(lambda: self.plan_prune(prefix, **rules), self.apply_prune, world)
+        apply = partial(self.apply_prune, progress=progress)
+        return prune_together(lambda: self.plan_prune(prefix, **rules), apply, world)
 
-    def gc(self, rules: Rules | None = None) -> Collected:
+    def gc(self, rules: Rules | None = None, *, progress: ProgressChoice = None) -> Collected:
         """Delete what no snapshot needs. While other processes save, some of it may be left for the next call."""
-        return collect(self.repository.store, rules, store_id=self.repository.identity.store_id)
+        repo, bar = self.repository, make_progress(progress)
+        return collect(repo.store, rules, store_id=repo.identity.store_id, progress=bar)
 
     def statistics(self) -> HandleStatistics:
         """Return how many entries this handle mapped or could not map so far, and how long each stage took."""

@@ -12,10 +12,11 @@ import holdfast
 from holdfast.cli.verbs import space
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.protocol import ObjectStore
+from holdfast.progress import Progress
 from holdfast.repo.format.layout import MAX_GENERATION
 from holdfast.repo.names.snapshots import read_snapshot
 from holdfast.repo.names.tags import set_tag
-from holdfast.repo.upkeep.prune import Pruned, PrunePlan, apply_prune
+from holdfast.repo.upkeep.prune import Pruned, PrunePlan, apply_prune_in_groups
 from tests.cli.runs import Cli, digest_tree
 from tests.kit.standing import LEASE_ID, put_lease
 
@@ -81,11 +82,11 @@ def test_prune_with_yes_deletes(steps: Cli) -> None:
 def late(steps: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
     """The same, where somebody tags step 90 between the plan of a prune and its deed."""
 
-    def tag_and_apply(store: ObjectStore, plan: PrunePlan) -> Pruned:
+    def tag_and_apply(store: ObjectStore, plan: PrunePlan, progress: Progress) -> Pruned:
         set_tag(store, "best", read_snapshot(store, "run/step-90"))
-        return apply_prune(store, plan)
+        return apply_prune_in_groups(store, plan, progress)
 
-    monkeypatch.setattr(space, "apply_prune", tag_and_apply)
+    monkeypatch.setattr(space, "apply_prune_in_groups", tag_and_apply)
     return steps
 
 

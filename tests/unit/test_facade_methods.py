@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import holdfast
+from holdfast.progress import ProgressUpdate
 
 
 def test_a_run_is_saved_looked_into_and_resumed(tmp_path: Path) -> None:
@@ -51,3 +52,20 @@ def test_a_failed_load_changes_nothing_and_says_what_is_wrong(tmp_path: Path) ->
         "b: the target has it, the snapshot does not",
     )
     assert target["w"].count_nonzero() == 0
+
+
+def test_pruning_and_collecting_report_their_progress(tmp_path: Path) -> None:
+    store = holdfast.open(tmp_path)
+    for step in range(3):
+        store.save(f"run/{step}", {"w": torch.full((1000,), float(step))})
+    pruning: list[ProgressUpdate] = []
+    collecting: list[ProgressUpdate] = []
+    store.prune("run/", keep_last=1, progress=pruning.append)
+    store.gc(progress=collecting.append)
+    assert [(each.task, each.done_bytes, each.is_ended) for each in pruning] == [
+        ("prune", 0, False),
+        ("prune", 8000, False),
+        ("prune", 8000, True),
+    ]
+    assert (collecting[-1].task, collecting[-1].is_ended) == ("gc", True)
+    assert collecting[-1].done_bytes == collecting[-1].total_bytes > 8000

@@ -17,6 +17,7 @@ from holdfast.errors import NameInUse, NotFound, Unsupported
 from holdfast.facade import Store
 from holdfast.integrations.marker import Marker, encode_marker, read_marker, write_marker
 from holdfast.integrations.missing import RequiredLibrary
+from holdfast.mirror.retention import keep_unmirrored
 from holdfast.repo.upkeep.prune import Keep, apply_prune, read_prune_plan
 from holdfast.snapshot.save.staging import SaveHandle
 from holdfast.snapshot.view.lazy import Snapshot
@@ -193,6 +194,7 @@ class AcceleratorCheckpoints:
         """Delete numbered checkpoints beyond the newest `limit`, except tagged ones; return whether there were any."""
         store = self._store.repository.verify_same()
         plan = read_prune_plan(store, self._prefix, Keep(last=max(1, limit)), only=self._numbered_names)
+        plan = keep_unmirrored(self._store.repository, plan)
         for snapshot in plan.delete:
             folder = self._find_numbered_folder(snapshot.name)
             # The folder first: if this is interrupted, no folder is left whose snapshot is gone.

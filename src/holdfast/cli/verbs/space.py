@@ -15,7 +15,7 @@ from holdfast.repo.format.layout import natural_order
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.roots import read_live
 from holdfast.repo.upkeep.collect import Collected, CollectPlan, Rules, collect, plan_collect, verify_may_collect
-from holdfast.repo.upkeep.prune import Best, Keep, Pruned, PrunePlan, apply_prune, read_prune_plan
+from holdfast.repo.upkeep.prune import Best, Keep, Pruned, PrunePlan, apply_prune_in_groups, read_prune_plan
 from holdfast.repo.upkeep.transfer import SLACK_SHARE, RepackPlan, apply_repack, plan_repack
 from holdfast.repo.upkeep.usage import SnapshotUsage, Usage, read_usage
 from holdfast.texts import parse_duration
@@ -118,7 +118,7 @@ def run_prune(options: Namespace, url: str, output: Output) -> int:
         raise BadName(str(error)) from error
     if not options.json:
         _print_prune(plan, output)
-    done = apply_prune(store, plan) if options.yes else Pruned(plan.delete, ())
+    done = apply_prune_in_groups(store, plan, output.progress()) if options.yes else Pruned(plan.delete, ())
     if options.json:
         output.json({"store": store.url, **_describe_prune(plan, done)})
     for verdict in done.kept:
@@ -159,7 +159,7 @@ def run_gc(options: Namespace, url: str, output: Output) -> int:
     if not options.yes:
         _print_plan(plan_collect(repo.store, min_age_s=0.0), output, as_json=options.json)
         return 0
-    outcome = collect(repo.store, rules, store_id=repo.identity.store_id)
+    outcome = collect(repo.store, rules, store_id=repo.identity.store_id, progress=output.progress())
     if options.json:
         output.json(asdict(outcome))
     else:

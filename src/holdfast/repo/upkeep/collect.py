@@ -12,6 +12,7 @@ from holdfast.errors import Corrupt, NewerFormat, NotFound
 from holdfast.objects.listing import iter_objects, list_together, read_first_link
 from holdfast.objects.protocol import ObjectInfo, ObjectStore, SkewedStore
 from holdfast.objects.together import delete_together
+from holdfast.progress import Progress, Silent
 from holdfast.repo.format.layout import BAD, INDEX, MANIFESTS, MARKS, PACKS, generation_key, lease_stem, parse_file_key
 from holdfast.repo.handle.config import read_config, read_unknown_prefix
 from holdfast.repo.handle.index import drop_missing
@@ -136,8 +137,12 @@ def _is_dead(info: ObjectInfo, live: Live, leases: dict[str, LeaseView], oldest_
     return is_ended and info.key not in live.needs and info.modified_s <= oldest_s
 
 
-def collect(store: ObjectStore, rules: Rules | None = None, *, store_id: str = "") -> Collected:
+def collect(
+    store: ObjectStore, rules: Rules | None = None, *, store_id: str = "", progress: Progress | None = None
+) -> Collected:
     """Delete files that nothing needs; while others write, some may be left to the next collection.
+
+    `progress` counts the bytes of the files that are deleted.
 
     Raises:
         Corrupt: a root cannot be read, or a symbolic link hides something; nothing was deleted.
@@ -145,7 +150,11 @@ def collect(store: ObjectStore, rules: Rules | None = None, *, store_id: str = "
         StoreGone: a `store_id` was passed, and this is another store; nothing was deleted.
     """
     verify_may_collect(store, store_id=store_id)
-    return _Collection(store, rules or Rules(), store_id).run()
+    progress = progress or Silent()
+    try:
+        return _Collection(store, rules or Rules(), store_id, progress).run()
+    finally:
+        progress.end()
 
 
 def _find_unlocked(leases: Iterable[LeaseView]) -> list[LeaseView]:
@@ -161,7 +170,8 @@ def _find_unlocked(leases: Iterable[LeaseView]) -> list[LeaseView]:
 class _Collection:
     """One run of a collector."""
 
-    def __init__(self, store: ObjectStore, rules: Rules, store_id: str) -> None:
+    def __init__(self, store: ObjectStore, rules: Rules, store_id: str, progress: Progress) -> None:
+        self._progress = progress
         self._store = store
         self._rules = rules
         self._store_id = store_id
@@ -175,6 +185,7 @@ class _Collection:
         # Before the plan: the files of a dead save are kept as long as its lease seems live.
         self._fence_expired()
         plan = plan_collect(self._store, min_age_s=0.0 if is_exclusive else self._rules.min_age_s)
+        self._progress.begin("gc", plan.dead_bytes)
         marks = list(iter_marks(self._store))
         marked = {key for mark in marks for key in mark.keys}
         fresh = [info for info in plan.dead if info.key not in marked]
@@ -254,7 +265,9 @@ class _Collection:
             deleted = sweep(self._store, mark, read_live(self._store))
         self._swept.append(mark)
         self._outcome.deleted += len(deleted)
-        self._outcome.freed_bytes += sum(sizes.get(key, 0) for key in deleted)
+        freed_bytes = sum(sizes.get(key, 0) for key in deleted)
+        self._outcome.freed_bytes += freed_bytes
+        self._progress.advance(freed_bytes)
 
     def _leave_pending(self, sizes: Mapping[str, int], reason: str) -> None:
         self._outcome.pending_marks += 1

@@ -14,6 +14,7 @@ from holdfast.display.readable import readable_repr
 from holdfast.errors import Corrupt, NameInUse
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.together import run_together
+from holdfast.progress import Progress
 from holdfast.repo.format.layout import natural_order
 from holdfast.repo.names.snapshots import (
     CommittedSnapshot,
@@ -28,6 +29,8 @@ from holdfast.texts import list_some
 _STEP: Final = re.compile(r"([0-9]+)[^0-9]*\Z")
 _ANY_NAME: Final = re.compile(r".*", re.DOTALL)
 
+_GROUP: Final = 64
+"""The number of snapshots that are deleted between two reports of progress."""
 
 Mode = Literal["min", "max"]
 
@@ -263,3 +266,21 @@ def _apply_one(store: ObjectStore, snapshot: CommittedSnapshot, reason: str) -> 
 def prune(store: ObjectStore, prefix: str, keep: Keep) -> list[CommittedSnapshot]:
     """Plan and delete in one call; return the deleted snapshots."""
     return list(apply_prune(store, read_prune_plan(store, prefix, keep)).deleted)
+
+
+def apply_prune_in_groups(store: ObjectStore, plan: PrunePlan, progress: Progress) -> Pruned:
+    """Delete the snapshots in the plan, a group at a time; `progress` counts their bytes, without deduplication."""
+    doomed = [verdict for verdict in plan.verdicts if not verdict.reasons]
+    progress.begin("prune", sum(verdict.snapshot.logical_bytes for verdict in doomed))
+    deleted: list[CommittedSnapshot] = []
+    kept: list[PruneDecision] = []
+    try:
+        for first in range(0, len(doomed), _GROUP):
+            group = tuple(doomed[first : first + _GROUP])
+            done = apply_prune(store, PrunePlan(group, heeds_tags=plan.heeds_tags))
+            deleted += done.deleted
+            kept += done.kept
+            progress.advance(sum(verdict.snapshot.logical_bytes for verdict in group))
+    finally:
+        progress.end()
+    return Pruned(tuple(deleted), tuple(kept))
