@@ -36,6 +36,7 @@ from bench.suites import (
     imports,
     limits,
     load,
+    mirror,
     peak,
     planning,
     put,
@@ -67,8 +68,11 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "imports": imports.run,
     "compile": compile_suite.run,
     "exports": exports.run,
+    "mirror": mirror.run,
 }
-_ON_REQUEST: Final = frozenset({"planning", "compile", "capture", "reuse", "put", "query", "imports", "exports"})
+_ON_REQUEST: Final = frozenset(
+    {"planning", "compile", "capture", "reuse", "put", "query", "imports", "exports", "mirror"}
+)
 """Suites that take long and have a separate result: DCP plans for minutes with a thousand ranks, and models take half
 a minute to compile."""
 

@@ -35,7 +35,9 @@ _BY_WORKLOAD: Final = {
     "open as a map": "parts",
 }
 _SMALL: Final = "small-tensors"
-_ELSEWHERE: Final = frozenset({"capture", "compile", "exports", "imports", "planning", "put", "query", "reuse"})
+_ELSEWHERE: Final = frozenset(
+    {"capture", "compile", "exports", "imports", "mirror", "planning", "put", "query", "reuse"}
+)
 """Suites that another page explains."""
 ANCHORS: Final = frozenset({*_BY_SUITE.values(), *_BY_WORKLOAD.values(), _SMALL})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -16,12 +16,12 @@ import torch
 
 import holdfast
 from bench.kit.measure import Contestant, Goal, Result, Sizes, WrongResult, race, throughput
+from bench.kit.steps import STEPS, make_step, step_while
 from holdfast.formats.export import FORMATS, ExportResult
 
 _LOAD: Final = "load of the same snapshot"
 _TENSORS: Final = 16
 _ROUNDS: Final = 3
-_STEPS: Final = 100
 _NO_STALL: Final = Goal("ratio", "<=", 1.1)
 
 
@@ -68,47 +68,21 @@ def _exporting(store: holdfast.Store, work: Path, format: str, numbers: Iterator
 
 def _measure_stall(store: holdfast.Store, work: Path) -> list[Result]:
     """Return the median step beside `export_async`, which is a process, and beside an export in a thread."""
-    step = _make_step()
-    alone = [step() for _ in range(_STEPS)]
+    step = make_step()
+    alone = [step() for _ in range(STEPS)]
     started = time.perf_counter()
     handle = store.export_async("m", work / "beside")
     call_ms = 1e3 * (time.perf_counter() - started)
-    beside = _step_while(step, lambda: not handle.done())
+    beside = step_while(step, lambda: not handle.done())
     handle.wait()
     thread = threading.Thread(target=store.export, args=("m", work / "other"))
     thread.start()
-    in_thread = _step_while(step, thread.is_alive)
+    in_thread = step_while(step, thread.is_alive)
     thread.join()
     # Before and after, because other work on the machine comes and goes.
-    alone_ms = 1e3 * median([*alone, *(step() for _ in range(_STEPS))])
+    alone_ms = 1e3 * median([*alone, *(step() for _ in range(STEPS))])
     note = f"export_async returned after {call_ms:.1f} ms; {len(beside)} steps beside it"
     return [
         Result("step beside export_async", 1e3 * median(beside), "ms", "step alone", alone_ms, _NO_STALL, note),
         Result("step beside a thread that exports", 1e3 * median(in_thread), "ms", "step alone", alone_ms),
     ]
-
-
-def _step_while(step: Callable[[], float], is_busy: Callable[[], bool]) -> Sequence[float]:
-    found = [step()]
-    while is_busy():
-        found.append(step())
-    return found
-
-
-def _make_step() -> Callable[[], float]:
-    # One thread: the other cores are free for the export, as they are while a GPU computes the step.
-    torch.set_num_threads(1)
-    model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4)))
-    optimizer = torch.optim.AdamW(model.parameters())
-    data = torch.randn(32, 256)
-
-    def step() -> float:
-        started = time.perf_counter()
-        optimizer.zero_grad()
-        model(data).square().mean().backward()
-        optimizer.step()
-        return time.perf_counter() - started
-
-    for _ in range(_STEPS):
-        step()
-    return step

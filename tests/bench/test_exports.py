@@ -9,6 +9,7 @@ import torch
 
 import holdfast
 from bench.kit.measure import TINY, WrongResult
+from bench.kit.steps import step_while
 from bench.suites import exports
 
 
@@ -33,4 +34,4 @@ def test_an_export_of_other_bytes_ends_the_run(tmp_path: Path) -> None:
 def test_steps_are_taken_while_the_export_runs() -> None:
     answers = iter([True, True, False])
 
-    assert exports._step_while(lambda: 0.5, lambda: next(answers)) == [0.5] * 3
+    assert step_while(lambda: 0.5, lambda: next(answers)) == [0.5] * 3
