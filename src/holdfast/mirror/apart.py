@@ -21,6 +21,7 @@ from holdfast.mirror.report import UploadNews
 from holdfast.mirror.setting import MirrorSetting
 from holdfast.mirror.upload import UploadJob, upload_all
 from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.storage_options import StorageOptions
 from holdfast.objects.url import open_store
 from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
@@ -43,7 +44,7 @@ serve(job)
 def can_upload_apart(repo: Repository, setting: MirrorSetting) -> bool:
     """Return whether another process can open both stores in the same way."""
     is_shared = isinstance(repo.store, LocalStore) and not setting.url.startswith("memory:")
-    return is_shared and bool(sys.executable) and _is_json(setting.options)
+    return is_shared and bool(sys.executable) and _is_json(dict(setting.options))
 
 
 def _is_json(options: object) -> bool:
@@ -167,7 +168,8 @@ def serve(job: dict[str, Any]) -> None:
 
 
 def _upload(job: dict[str, Any]) -> None:
-    budget_bytes, setting = job["budget_bytes"], MirrorSetting(*job["mirror"])
+    budget_bytes, (url, wait, options, scope) = job["budget_bytes"], job["mirror"]
+    setting = MirrorSetting(url, wait, StorageOptions(options), scope)
     source = open_repository(
         open_store(job["url"], read_only=True), budget_bytes=budget_bytes, store_id=job["store_id"]
     )

@@ -10,18 +10,19 @@ from typing import Any
 from holdfast.errors import BadName
 from holdfast.mirror.recorded import MirrorScope
 from holdfast.objects.protocol import ObjectStore
+from holdfast.objects.storage_options import StorageOptions
 from holdfast.objects.url import find_path, open_store
 from holdfast.repo.handle.repository import Repository, open_repository
 
 
 @dataclass(frozen=True, slots=True)
 class MirrorSetting:
-    """One mirror of a store. It can be pickled: options, which may contain secrets, are left out."""
+    """One mirror of a store. Neither a text nor a pickle of it contains a secret."""
 
     url: str
     wait: bool | float = True
     """Whether closing the store waits until the mirror has everything; a number is the longest time in seconds."""
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    options: StorageOptions = field(default_factory=StorageOptions, repr=False)
     scope: MirrorScope = "all"
 
     def open_objects(self, *, read_only: bool = False) -> ObjectStore:
@@ -32,10 +33,6 @@ class MirrorSetting:
         """Open the mirror; the first upload creates it if there is none."""
         return open_repository(self.open_objects(), budget_bytes=budget_bytes, create=True)
 
-    def __reduce__(self) -> Any:
-        """Pickle the setting without its options: another process takes credentials from its own environment."""
-        return MirrorSetting, (self.url, self.wait, {}, self.scope)
-
 
 def make_setting(
     url: str | os.PathLike[str], *, store_url: str, wait: bool | float = True, options: Mapping[str, Any] | None = None
@@ -45,7 +42,7 @@ def make_setting(
     if text.startswith("memory:"):
         raise BadName(f"{text} exists only while it is open; a mirror is a path or the URL of a bucket")
     path = find_path(text)
-    setting = MirrorSetting(text if path is None else path, wait, dict(options or {}))
+    setting = MirrorSetting(text if path is None else path, wait, StorageOptions(options))
     opened = setting.open_objects()
     if opened.url == store_url or (path is not None and path == find_path(store_url)):
         raise BadName(f"{text} is the store itself; a mirror is another store")

@@ -14,6 +14,7 @@ from holdfast.mirror.apart import UploadProcess, can_upload_apart
 from holdfast.mirror.report import UploadNews
 from holdfast.mirror.setting import MirrorSetting
 from holdfast.objects.memory import MemoryStore
+from holdfast.objects.storage_options import StorageOptions
 from holdfast.repo.format.layout import PACKS
 from holdfast.repo.handle.repository import Repository
 from tests.kit.s3_server import Fault, Request, S3Server
@@ -27,7 +28,7 @@ def test_only_stores_that_another_process_can_open_are_uploaded_apart(
 ) -> None:
     assert can_upload_apart(local, setting)
     assert not can_upload_apart(new_repo(MemoryStore()), setting)
-    assert not can_upload_apart(local, replace(setting, options={"retry": object()}))
+    assert not can_upload_apart(local, replace(setting, options=StorageOptions({"retry_config": object()})))
 
 
 def test_a_child_uploads_and_reports(local: Repository, setting: MirrorSetting) -> None:

@@ -16,7 +16,7 @@ import holdfast
 from holdfast.errors import BadName, NotFound, StoreError
 from holdfast.mirror.mirror import Mirror
 from holdfast.progress import ProgressUpdate
-from tests.kit.s3_server import BUCKET, S3Server
+from tests.kit.s3_server import BUCKET, S3Server, serve_s3
 
 WEIGHTS = torch.arange(1000.0)
 STATE = {"w": WEIGHTS, "step": 3}
@@ -124,6 +124,16 @@ def test_a_store_is_pickled_with_its_mirror(store: holdfast.Store, there: str) -
     again.save("a", STATE)
     again.close()
     assert set(holdfast.open(there)) == {"a"}
+
+
+def test_a_mirror_has_options_of_its_own(tmp_path: Path) -> None:
+    with serve_s3() as server:
+        url, options = f"s3://{BUCKET}/m", server.options | {"secret_access_key": "hidden"}
+        with holdfast.open(tmp_path / "here", mirror=url, mirror_options=options) as store:
+            store.save("a", STATE)
+            assert mirror_of(store).wait().present == 1
+        assert set(holdfast.open(url, storage_options=options)) == {"a"}
+        assert b"hidden" not in pickle.dumps(store)
 
 
 def test_a_snapshot_can_be_fetched_from_the_mirror(store: holdfast.Store, there: str, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.errors import BadName
 from holdfast.mirror.setting import MirrorSetting, make_setting
+from holdfast.objects.storage_options import StorageOptions
 
 
 def test_a_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,9 +43,11 @@ def test_a_time_to_wait_is_not_negative() -> None:
         make_setting("there", store_url="here", wait=-1.0)
 
 
-def test_options_are_neither_pickled_nor_shown() -> None:
-    setting = MirrorSetting("s3://b/m", 5.0, {"secret_access_key": "hidden"}, "named")
+def test_secrets_are_neither_pickled_nor_shown() -> None:
+    options = StorageOptions({"secret_access_key": "hidden", "region": "eu-west-1"})
+    setting = MirrorSetting("s3://b/m", 5.0, options, "named")
     again = pickle.loads(pickle.dumps(setting))
-    assert (again.url, again.wait, again.scope, again.options) == ("s3://b/m", 5.0, "named", {})
+    assert (again.url, again.wait, again.scope) == ("s3://b/m", 5.0, "named")
+    assert dict(again.options) == {"region": "eu-west-1"}
     assert b"hidden" not in pickle.dumps(setting)
     assert "hidden" not in repr(setting)
