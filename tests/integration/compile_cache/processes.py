@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,11 +28,15 @@ class Outcome:
 class Place:
     """The folder for the files of a test's processes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, variables: Mapping[str, str] | None = None) -> None:
         self.folder = folder
+        self.variables = dict(variables or {})
+        """More variables for the environment of each process."""
         self._number = 0
 
-    def start(self, cases: Sequence[str], store: Path | None, *, has_compiler: bool = True, **request: Any) -> Started:
+    def start(
+        self, cases: Sequence[str], store: Path | str | None, *, has_compiler: bool = True, **request: Any
+    ) -> Started:
         """Start a process; each has an empty inductor directory."""
         self._number += 1
         own = self.folder / f"process-{self._number}"
@@ -48,6 +52,7 @@ class Place:
             "TORCHINDUCTOR_CACHE_DIR": str(own / "inductor"),
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
+            **self.variables,
         }
         asked = {"cases": list(cases), "store": str(store) if store else "", "options": {}, **request}
         command = [sys.executable, "-m", "tests.integration.compile_cache.worker", json.dumps(asked)]
@@ -55,7 +60,7 @@ class Place:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
         return Started(process, own / "runs")
 
-    def run(self, cases: Sequence[str], store: Path | None, **request: Any) -> Outcome:
+    def run(self, cases: Sequence[str], store: Path | str | None, **request: Any) -> Outcome:
         """Run a process to its end."""
         return finish_all([self.start(cases, store, **request)])[0]
 
