@@ -98,6 +98,7 @@ VERBS = [
     "check",
     "repair",
     "copy",
+    "mirror",
     "cache",
     "run",
     "doctor",

@@ -26,9 +26,9 @@ def declare_mirror(parser: ArgumentParser) -> None:
         "mirror. Exits with 1 if a mirror lacks something afterwards."
     )
     examples = [
-        "holdfast -s ckpts mirror",
-        "holdfast -s ckpts mirror s3://bucket/ckpts --yes",
-        "holdfast -s ckpts mirror s3://bucket/ckpts --forget",
+        "holdfast mirror",
+        "holdfast mirror s3://bucket/ckpts --yes",
+        "holdfast mirror s3://bucket/ckpts --forget",
     ]
     document(parser, more, examples=examples)
     parser.add_argument(

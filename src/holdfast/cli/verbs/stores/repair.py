@@ -27,11 +27,11 @@ def declare_repair(parser: ArgumentParser) -> None:
     """Declare the verb `repair`."""
     more = (
         "Reads every byte. Rebuilds the index, lists damaged packs as bad, and lets\n"
-        "snapshots use other copies of damaged chunks, if the store has them. With --from,\n"
-        "copies what is lost from another store that has the same content, such as a copy\n"
-        "or a mirror; only damaged and missing chunks are copied. Reports lost data; no\n"
-        "snapshot is deleted. Prints its plan, and acts only with --yes. Exits with 1 if\n"
-        "something is lost."
+        "snapshots use other copies of damaged chunks, if the store has them. With\n"
+        "--from, copies what is lost from another store that has the same content, such\n"
+        "as a copy or a mirror; only damaged and missing chunks are copied. Reports lost\n"
+        "data; no snapshot is deleted. Prints its plan, and acts only with --yes. Exits\n"
+        "with 1 if something is lost."
     )
     examples = ["holdfast repair", "holdfast repair --yes", "holdfast repair --from s3://bucket/ckpts --yes"]
     document(parser, more, examples=examples)
