@@ -46,6 +46,8 @@ PAGES: Final = (
             "holdfast.facade.ExportChoices",
             "holdfast.facade.ExportResult",
             "holdfast.facade.ExportHandle",
+            "holdfast.facade.Mirror",
+            "holdfast.mirror.report.MirrorState",
             "holdfast.facade.Tag",
             "holdfast.facade.Bisection",
             "holdfast.facade.Diff",

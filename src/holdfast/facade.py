@@ -97,13 +97,17 @@ class Store:
         self._exporter: ExportRunner | None = None
         make_mirror = self._options.get("mirror")
         self._named_mirrors: dict[str, Mirror] = {}
-        self.mirror: Mirror | None = make_mirror(self._handle) if make_mirror else None
-        """The mirror that the store was opened with: its `state`, `sync` and `wait`; None without one."""
+        self._mirror: Mirror | None = make_mirror(self._handle) if make_mirror else None
 
     @property
     def url(self) -> str:
         """The path or URL of the store."""
         return self._handle.store.url
+
+    @property
+    def mirror(self) -> Mirror | None:
+        """The mirror that the store was opened with: its `state`, `sync` and `wait`; None without one."""
+        return self._mirror
 
     @property
     def repository(self) -> Repository:
@@ -360,9 +364,8 @@ class Store:
         must call this, and each reads the parts that it needs. A tensor that all ranks need whole is read by "each"
         rank, or by one that sends it to the others ("broadcast"); with "auto", a measurement decides.
 
-        An error of any type lists the leaves that it left changed in `overwritten`, and those that may mix old and new
-        values in `partly_written`. With `atomic`, an error changes no leaf on any rank; this needs memory for a second
-        copy of the tree.
+        An error lists the leaves that it left changed in `overwritten`, and those that may mix old and new values in
+        `partly_written`. With `atomic`, it changes no leaf on any rank; this needs memory for a second copy.
         """
         from holdfast.distributed.checkpoint.checkpoint import find_world, load_into_together
         from holdfast.snapshot.into.plan import IntoOptions
@@ -378,8 +381,7 @@ class Store:
     ) -> SaveResult:
         """Save files and directories as one snapshot, on one rank; `get` restores them byte for byte.
 
-        A directory `dir` becomes the entries `dir/...`; `dir/` stands for the files in it. A file of safetensors or
-        torch.save shares its bytes with snapshots of the same tensors.
+        A directory `dir` becomes the entries `dir/...`; `dir/` stands for its files. Files of tensors share bytes.
         """
         repo, options, bar = self.repository, KeepOptions(**choices), make_progress(progress)
         return keep_files(repo, name, plan_sources(repo, paths), options, progress=bar)
@@ -534,8 +536,7 @@ class Store:
         """Delete the snapshots under a prefix that no rule keeps; `gc` frees their bytes. Collective, as `save` is."""
         from holdfast.distributed.checkpoint.checkpoint import find_world, prune_together
 
-        world = find_world(collective=collective)
-        apply = partial(self.apply_prune, progress=progress)
+        world, apply = find_world(collective=collective), partial(self.apply_prune, progress=progress)
         return prune_together(lambda: self.plan_prune(prefix, **rules), apply, world)
 
     def gc(self, rules: Rules | None = None, *, progress: ProgressChoice = None) -> Collected:
@@ -549,7 +550,7 @@ class Store:
 
     def close(self) -> None:
         """Wait for background saves, exports and uploads; raise an error that no `wait` raised; free staging memory."""
-        workers = (self._saver, self._exporter, self.mirror, *self._named_mirrors.values())
+        workers = (self._saver, self._exporter, self._mirror, *self._named_mirrors.values())
         for worker in workers if os.getpid() == self._pid else ():
             if worker is not None:
                 worker.close()
