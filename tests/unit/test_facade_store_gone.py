@@ -76,6 +76,8 @@ CHANGES: Final[dict[str, Callable[[Store], object]]] = {
 READING: Final = frozenset(
     {
         "verify_import",
+        "copy",
+        "mirror",
         "get",
         "load",
         "load_into",

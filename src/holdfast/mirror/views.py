@@ -115,8 +115,9 @@ class Views:
 
     def set_tag(self, tag: str, name: str | Snapshot, *, move: bool) -> Tag:
         """Point a tag to a snapshot of the store; the mirror gets it, too."""
+        store = self.repo.verify_same()
         record = self.open_here(name).record
-        found = set_tag(self.repo.verify_same(), tag, record, move=move)
+        found = set_tag(store, tag, record, move=move)
         self.repo.commits.note(record)  # so that a mirror looks at the snapshot again
         return found
 
