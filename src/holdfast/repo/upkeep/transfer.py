@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from holdfast.digest import Digest
-from holdfast.errors import Corrupt, DigestMismatch, NameInUse, NewerFormat, NotFound
+from holdfast.errors import DigestMismatch, NameInUse, NotFound
 from holdfast.json_text import canonical_json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.together import run_together
@@ -24,11 +24,11 @@ from holdfast.repo.format.layout import find_shelf, manifest_key, pack_key
 from holdfast.repo.format.pack import NewChunk, choose_alignment
 from holdfast.repo.format.rank_manifests import Manifests, read_manifests, read_needs
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.roots import is_present, is_settled, iter_needed
+from holdfast.repo.names.roots import is_settled
 from holdfast.repo.names.snapshots import CommittedSnapshot, NameState, read_name
-from holdfast.repo.read.reader import SnapshotReader, is_readable
+from holdfast.repo.read.reader import SnapshotReader
 from holdfast.repo.upkeep.usage import read_usage
-from holdfast.repo.write.existing import ExistingChunks, read_base, read_bases
+from holdfast.repo.write.existing import ExistingChunks, is_whole, read_base, read_bases
 from holdfast.repo.write.packing import Packer
 from holdfast.repo.write.transaction import Draft, ManifestPart, Transaction
 from holdfast.repo.write.writer import SaveResult
@@ -148,15 +148,7 @@ class Stores:
         source, target = job.source.store, job.target.store
         best = max(source.traits.requests_at_once, target.traits.requests_at_once)
         room = job.target.budget_bytes // 2 // CHUNK_BYTES
-        return cls(source, max(_WINDOW, min(best, room)), reads_back=not _checks_what_it_keeps(target))
-
-
-def _checks_what_it_keeps(store: ObjectStore) -> bool:
-    """Return whether the server verified each object when it received it, and answers for it since.
-
-    Then a copy is not read back: that would download what the transfer is there to avoid sending.
-    """
-    return store.traits.upload_bytes is not None
+        return cls(source, max(_WINDOW, min(best, room)), reads_back=not target.traits.checked_uploads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +224,7 @@ class Transfer:
                 self._known[step.ref.digest] = at
             else:
                 unknown.setdefault(step.ref.digest, step)
+        self._existing.read_packs((step.ref.digest, step.ref.size_bytes) for step in unknown.values())
         asked = [(step, self._existing.find(step.ref.digest, step.ref.size_bytes)) for step in unknown.values()]
         missing = []
         for (step, _), found in zip(asked, self._work(self._choose_intact, asked), strict=True):
@@ -273,6 +266,8 @@ class Transfer:
         is_next = last is not None and last.entry is step.entry and last.position + 1 == step.position
         alignment = 1 if is_next else choose_alignment(step.entry.size_bytes - step.start)
         (location,) = self._packer.append([NewChunk(step.ref.digest, data, alignment)])
+        # Each pack when it is durable, not all of them at the end: a copy that was cut off is continued where it was.
+        self._packer.write_index()
         self._known[step.ref.digest] = location
         self._last = step
         self.moved_bytes += data.nbytes
@@ -314,7 +309,7 @@ def copy_snapshot(
     state = read_name(target.verify_same(), name)
     current = state.snapshot
     is_copied = current is not None and is_same(current, snapshot)
-    if current and is_copied and is_settled(target.store, current) and _is_whole(target, current):
+    if current and is_copied and is_settled(target.store, current) and is_whole(target, current):
         target.store.sync(find_shelf(name))
         reused = read_manifests(target.store, current.manifest).content_bytes
         seconds = time.monotonic() - started
@@ -353,17 +348,6 @@ def restore_snapshot(
 def is_same(current: CommittedSnapshot, snapshot: CommittedSnapshot) -> bool:
     """Return whether two records of one name describe the same content and metadata."""
     return current.digest == snapshot.digest and canonical_json(current.metadata) == canonical_json(snapshot.metadata)
-
-
-def _is_whole(target: Repository, current: CommittedSnapshot) -> bool:
-    """Return whether a snapshot can be read: every byte is read, or for a server that checks them, every file found."""
-    if not _checks_what_it_keeps(target.store):
-        return is_readable(target, current)
-    try:
-        needed = list(iter_needed(target.store, current))
-    except (Corrupt, NewerFormat):
-        return False
-    return bool(needed) and all(run_together(target.store, [partial(is_present, target.store, key) for key in needed]))
 
 
 @dataclass(frozen=True, slots=True)
