@@ -15,7 +15,7 @@ from holdfast.digest import Digest
 from holdfast.errors import DigestMismatch, NameInUse, NotFound
 from holdfast.json_text import canonical_json
 from holdfast.objects.protocol import ObjectStore
-from holdfast.objects.together import run_together
+from holdfast.objects.together import count_requests_at_once, run_together
 from holdfast.progress import Progress, Silent
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import CHUNK_BYTES, ChunkRef, Location
@@ -146,7 +146,7 @@ class Stores:
     def of(cls, job: Job) -> Stores:
         """Return what a job needs: as many requests at once as a store answers best, within half of the budget."""
         source, target = job.source.store, job.target.store
-        best = max(source.traits.requests_at_once, target.traits.requests_at_once)
+        best = max(count_requests_at_once(source), count_requests_at_once(target))
         room = job.target.budget_bytes // 2 // CHUNK_BYTES
         return cls(source, max(_WINDOW, min(best, room)), reads_back=not target.traits.checked_uploads)
 
@@ -239,7 +239,7 @@ class Transfer:
         if self.salvage:
             found = [(step, self.salvage.find(step.ref.digest, step.ref.size_bytes)) for step in missing]
             return self._work(self._read_salvaged, found)
-        if self._stores.source.traits.requests_at_once > 1:
+        if count_requests_at_once(self._stores.source) > 1:
             return run_together(self._stores.source, [partial(self._read, step) for step in missing])
         return self._work(self._read, missing)
 
