@@ -50,10 +50,10 @@ class Stored:
 
     data: bytes
     modified_s: float
+    etag: str = field(init=False)
 
-    @property
-    def etag(self) -> str:
-        return f'"{hashlib.md5(self.data, usedforsecurity=False).hexdigest()}"'
+    def __post_init__(self) -> None:
+        self.etag = f'"{hashlib.md5(self.data, usedforsecurity=False).hexdigest()}"'
 
 
 @dataclass

@@ -32,12 +32,12 @@ def new_block(size_bytes: int, *, huge: bool = False) -> memoryview:
 
 
 def copy_bytes(target: memoryview, source: memoryview) -> None:
-    """Copy memory of the same size; releases the GIL if the copy is large and the source is writable."""
-    if source.readonly or source.nbytes < _LARGE_BYTES:
+    """Copy contiguous memory of the same size; releases the GIL if the copy is large."""
+    if source.nbytes < _LARGE_BYTES:
         target[:] = source
         return
     try:
-        ctypes.memmove(_address(target), _address(source), source.nbytes)
+        ctypes.memmove(_address(target), _read_only_address(source), source.nbytes)
     except ctypes.ArgumentError as error:
         # The arguments are valid, so ctypes had no memory to convert one of them.
         raise MemoryError(f"no memory to copy {source.nbytes} bytes: {error}") from error
@@ -50,6 +50,35 @@ def is_aligned(memory: memoryview, start: int) -> bool:
 
 def _address(memory: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+class _BufferInfo(ctypes.Structure):
+    """CPython's Py_buffer: ctypes itself gives the address of writable memory only."""
+
+    _fields_ = (
+        ("address", ctypes.c_void_p),
+        ("owner", ctypes.c_void_p),
+        ("size_bytes", ctypes.c_ssize_t),
+        ("item_bytes", ctypes.c_ssize_t),
+        ("read_only", ctypes.c_int),
+        ("dims", ctypes.c_int),
+        ("format", ctypes.c_void_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+def _read_only_address(memory: memoryview) -> int:
+    if not memory.readonly:
+        return _address(memory)
+    info = _BufferInfo()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(memory), ctypes.byref(info), 0)
+    try:
+        return int(info.address)
+    finally:
+        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(info))
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,6 +215,17 @@ class MappableStore(Protocol):
 
 
 @runtime_checkable
+class LendingStore(Protocol):
+    """Optional: a store that allocates memory for what it reads, which the caller may use instead of a copy."""
+
+    def read_range(self, key: str, start: int, size_bytes: int) -> memoryview:
+        """Return `size_bytes` bytes from `start` on, read-only; raises NotFound, or Corrupt if the object ends before.
+
+        The memory is freed when the last view of it is gone.
+        """
+
+
+@runtime_checkable
 class PlacedStore(Protocol):
     """Optional: a store that can tell an empty directory from one that does not exist yet."""
 

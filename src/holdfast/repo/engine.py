@@ -1,4 +1,4 @@
-"""Runs work on a thread for each core, and limits the bytes in progress; shared by reads and writes."""
+"""Runs work on a thread for each core or request, and limits the bytes in progress; shared by reads and writes."""
 
 from __future__ import annotations
 
@@ -31,9 +31,13 @@ class Engine:
     Threads start with the first work, and have ended when the `with` ends, whether by an error or not.
     """
 
-    def __init__(self, name: str, *, budget_bytes: int, waits: bool) -> None:
-        """Limit work in progress to `budget_bytes` (or one item); `waits` adds threads, for work that waits for I/O."""
-        self.threads = max(1, min(count_cores() + (_WAITERS if waits else 0), budget_bytes // UNIT_BYTES))
+    def __init__(self, name: str, *, budget_bytes: int, waits: bool, requests_at_once: int = 1) -> None:
+        """Limit work in progress to `budget_bytes` (or one item); `waits` adds threads, for work that waits for I/O.
+
+        Work that is a request to a store gets as many threads as the store should have requests in flight.
+        """
+        threads = min(count_cores() + (_WAITERS if waits else 0), budget_bytes // UNIT_BYTES)
+        self.threads = max(1, threads) if requests_at_once <= 1 else requests_at_once
         self.budget_bytes = budget_bytes
         self._name = name
         self._start()

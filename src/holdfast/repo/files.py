@@ -259,9 +259,8 @@ def restore(
     try:
         os.makedirs(target_dir, exist_ok=True)
         with FileTarget(target_dir) as target:
-            for name, entry in chosen.items():
-                pieces = _iter_counted(reader.iter_entry(entry), progress)
-                target.write(name, pieces, entry, replace=name in existing)
+            for name, (entry, pieces) in zip(chosen, reader.iter_contents(chosen.values()), strict=True):
+                target.write(name, _iter_counted(pieces, progress), entry, replace=name in existing)
     finally:
         progress.end()
     return Restored(len(chosen), total)

@@ -248,3 +248,10 @@ def test_whichever_allocation_fails_the_work_ends(monkeypatch: pytest.MonkeyPatc
         os._exit(sweep_allocations(range(1, 500)))
 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_requests_to_a_server_have_a_thread_each_however_few_cores_there_are() -> None:
+    with Engine("test", budget_bytes=16 * MIB, waits=True, requests_at_once=48) as engine:
+        everybody = threading.Barrier(48)
+        engine.run(lambda _: everybody.wait(timeout=PATIENCE_S), weigh(list(range(48)), size=1))
+        assert engine.threads == 48

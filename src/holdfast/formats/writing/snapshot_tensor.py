@@ -131,16 +131,9 @@ class PieceReader:
                 spans.append((entry, _find_offset(spec) + piece.start, views[-1]))
             else:
                 regions.append((entry, Region(piece.box, spec.shape, piece.tensor.item_bytes), views[-1]))
-        self._read_spans(spans)
+        self._opened.reader.read_ranges(spans)
         self._opened.reader.read_regions(regions)
         return views
-
-    def _read_spans(self, spans: Sequence[tuple[Entry, int, memoryview]]) -> None:
-        parts = [each for each in spans if each[1] or each[2].nbytes != each[0].size_bytes]
-        # Small tensors are read all at once.
-        self._opened.reader.read_all([(entry, view) for entry, _, view in spans if view.nbytes == entry.size_bytes])
-        for entry, start, view in parts:
-            self._opened.reader.read_into(entry, start, view)
 
 
 def _iter_spans(tensor: SnapshotTensor, entry: Entry, start: int, stop: int, limit: int) -> Iterator[TensorPiece]:

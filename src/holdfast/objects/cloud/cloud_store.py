@@ -117,10 +117,15 @@ class CloudStore:
         if not buffer.nbytes:
             self.stat(key)
             return
-        data = self._ask("read", key, lambda: self._read_range(key, start, buffer.nbytes))
-        if len(data) != buffer.nbytes:
-            raise Corrupt(f"{key} ends before byte {start + buffer.nbytes}", key=key)
-        buffer.cast("B")[:] = data
+        buffer.cast("B")[:] = self.read_range(key, start, buffer.nbytes)
+
+    def read_range(self, key: str, start: int, size_bytes: int) -> memoryview:
+        """Return the bytes from `start` on, in the memory that received them."""
+        verify_key(key)
+        data = self._ask("read", key, lambda: self._read_range(key, start, size_bytes))
+        if len(data) != size_bytes:
+            raise Corrupt(f"{key} ends before byte {start + size_bytes}", key=key)
+        return data
 
     def list(self, prefix: str, *, after: str = "", limit: int = PAGE_LIMIT) -> list[ObjectInfo]:
         """Return one page of objects, ordered by key, directory by directory."""

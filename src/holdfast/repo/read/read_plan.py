@@ -21,12 +21,36 @@ from holdfast.repo.format.entry import Entry, find_shape, iter_boxes
 STRETCH_BYTES: Final = 8 << 20
 """Largest single read: large enough that the cost of a call, which needs the GIL, is small beside it."""
 BLOCK_BYTES: Final = STRETCH_BYTES + PAGE_BYTES
-_GAP_BYTES: Final = 32 << 10
-"""A gap between wanted chunks up to this size is read too: a second read would cost more."""
-_OWN_BYTES: Final = 1 << 20
-"""From this size on, chunks for different buffers are read separately, each directly into its buffer."""
+_REQUEST_BYTES: Final = 2 << 20
+"""Smallest size that requests are merged to: below it, a request costs more than its bytes."""
+_REQUESTS: Final = 32
+"""A read is cut into at least this many requests, if they are not too small: they are in flight at the same time."""
 READ_COST_BYTES: Final = 64 << 10
 """The fixed cost of a read, as a number of bytes that would take as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class StretchRules:
+    """Which chunks one read fetches together: reads from a disk and requests to a server have different costs."""
+
+    largest_bytes: int
+    """Largest single read, unless a single chunk is larger."""
+    gap_bytes: int
+    """A gap between wanted chunks up to this size is read too: a second read would cost more."""
+    own_bytes: int
+    """From this size on, chunks for different buffers are read separately, each directly into its buffer."""
+    batch_bytes: int
+    """Small reads are made one after the other by one thread, up to this many bytes; 0 if each waits for a server."""
+
+
+DISK_RULES: Final = StretchRules(STRETCH_BYTES, gap_bytes=32 << 10, own_bytes=1 << 20, batch_bytes=UNIT_BYTES)
+
+
+def plan_requests(size_bytes: int, *, budget_bytes: int, at_once: int) -> StretchRules:
+    """Return the rules for reading `size_bytes` from a server, which should have `at_once` requests in flight."""
+    wished = min(-(-size_bytes // _REQUESTS), budget_bytes // at_once)
+    largest = max(_REQUEST_BYTES, min(wished, STRETCH_BYTES))
+    return StretchRules(largest, gap_bytes=128 << 10, own_bytes=STRETCH_BYTES, batch_bytes=0)
 
 
 @dataclass(slots=True)
@@ -140,7 +164,7 @@ class Stretch:
         return first.buffer[first.at : end]
 
 
-def plan_stretches(wants: Sequence[Want]) -> Iterator[Stretch]:
+def plan_stretches(wants: Sequence[Want], rules: StretchRules = DISK_RULES) -> Iterator[Stretch]:
     """Yield the reads that fetch these chunks, by pack and offset."""
     open_wants: list[Want] = []
     pack_id, start, stop = "", 0, 0
@@ -149,9 +173,9 @@ def plan_stretches(wants: Sequence[Want]) -> Iterator[Stretch]:
         end = at.offset + at.stored_bytes
         if open_wants and (
             at.pack_id != pack_id
-            or at.offset > stop + _GAP_BYTES
-            or end - start > STRETCH_BYTES
-            or (want.buffer is not open_wants[-1].buffer and max(stop - start, at.stored_bytes) >= _OWN_BYTES)
+            or at.offset > stop + rules.gap_bytes
+            or end - start > rules.largest_bytes
+            or (want.buffer is not open_wants[-1].buffer and max(stop - start, at.stored_bytes) >= rules.own_bytes)
         ):
             yield Stretch(pack_id, start, stop, open_wants)
             open_wants = []
@@ -163,13 +187,15 @@ def plan_stretches(wants: Sequence[Want]) -> Iterator[Stretch]:
         yield Stretch(pack_id, start, stop, open_wants)
 
 
-def group_stretches(stretches: Iterable[Stretch]) -> Iterator[tuple[list[Stretch], int]]:
+def group_stretches(
+    stretches: Iterable[Stretch], rules: StretchRules = DISK_RULES
+) -> Iterator[tuple[list[Stretch], int]]:
     """Yield batches of stretches, each enough work for a thread, with the cost of each batch in bytes."""
     batch: list[Stretch] = []
     size = 0
     for stretch in stretches:
         cost = stretch.size_bytes + READ_COST_BYTES
-        if batch and size + cost > UNIT_BYTES:
+        if batch and size + cost > rules.batch_bytes:
             yield batch, size
             batch, size = [], 0
         batch.append(stretch)

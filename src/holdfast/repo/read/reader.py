@@ -16,7 +16,8 @@ from typing_extensions import Self
 from holdfast.digest import fingerprint, hash_bytes, short_hex
 from holdfast.errors import Corrupt, DigestMismatch, MissingChunk, NewerFormat, NotFound, StoreError
 from holdfast.objects.blocks import PAGE_BYTES, BlockPool
-from holdfast.objects.protocol import MappableStore
+from holdfast.objects.protocol import LendingStore, MappableStore
+from holdfast.objects.together import count_requests_at_once
 from holdfast.progress import LockedProgress, Progress
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import RAW, UNIT_BYTES, ChunkRef, Location, verify_chunk
@@ -29,13 +30,16 @@ from holdfast.repo.names.snapshots import CommittedSnapshot, read_name
 from holdfast.repo.read.copies import Copies
 from holdfast.repo.read.read_plan import (
     BLOCK_BYTES,
+    DISK_RULES,
     Region,
     Stretch,
+    StretchRules,
     Want,
     group_stretches,
     is_in_one_piece,
     list_entry_wants,
     list_region_wants,
+    plan_requests,
     plan_stretches,
 )
 
@@ -45,6 +49,7 @@ Verify = Literal["full", "fast", False]
 _MODES: Final[tuple[Verify, ...]] = ("full", "fast", False)
 _MAP_ALIGNMENT: Final = 16
 """The size of the largest item of a tensor."""
+_WINDOW_BYTES: Final = 64 << 20
 _FOLLOWS: Final = 8
 """How often a snapshot that was repacked is opened again before the read fails."""
 
@@ -91,9 +96,15 @@ class SnapshotReader:
         self.budget_bytes = repo.budget_bytes
         # Checked once: isinstance with a protocol takes longer than mapping a file.
         self._mappable = repo.store if isinstance(repo.store, MappableStore) else None
+        self._lending = repo.store if isinstance(repo.store, LendingStore) else None
+        self._at_once = count_requests_at_once(repo.store)
+        self.is_distant = self._at_once > 1
+        """Whether reads wait for a server, so that many small ones should be requested at once."""
         self._stages = repo.counters.stages
         self._proven = repo.proven
-        self._engine = Engine("holdfast-read", budget_bytes=repo.budget_bytes, waits=True)
+        self._engine = Engine(
+            "holdfast-read", budget_bytes=repo.budget_bytes, waits=True, requests_at_once=self._at_once
+        )
         self._blocks = BlockPool(BLOCK_BYTES, kept=self._engine.threads, huge=True)
 
     def __enter__(self) -> Self:
@@ -141,11 +152,18 @@ class SnapshotReader:
 
     def read_into(self, entry: Entry, start: int, buffer: memoryview) -> None:
         """Fill `buffer` with the bytes of `entry` from `start` on; reads only the chunks that contain them."""
-        buffer = buffer.cast("B")
-        stop = start + buffer.nbytes
-        if start < 0 or stop > entry.size_bytes:
-            raise ValueError(f"bytes {start} to {stop} are out of range: {entry.name!r} has {entry.size_bytes} bytes")
-        self._read(list_entry_wants(entry, start, buffer))
+        self.read_ranges([(entry, start, buffer)])
+
+    def read_ranges(self, wanted: Iterable[tuple[Entry, int, memoryview]]) -> None:
+        """Fill one buffer per range, given as an entry and a first byte, concurrently; reads only their chunks."""
+        wants: list[Want] = []
+        for entry, start, buffer in wanted:
+            stop = start + buffer.nbytes
+            if start < 0 or stop > entry.size_bytes:
+                size_bytes = entry.size_bytes
+                raise ValueError(f"bytes {start} to {stop} are out of range: {entry.name!r} has {size_bytes} bytes")
+            wants += list_entry_wants(entry, start, buffer.cast("B"))
+        self._read(wants)
 
     def read_all(self, wanted: Sequence[tuple[Entry, memoryview]], *, watch: WriteObserver | None = None) -> None:
         """Fill one buffer per entry, concurrently; no buffer is written to after this returns or raises."""
@@ -165,7 +183,14 @@ class SnapshotReader:
                 placed.append(want)
             else:
                 self._put_chunk(want, watch)
-        self._engine.run(partial(self._read_batch, watch), group_stretches(plan_stretches(placed)))
+        rules = self._plan_rules(placed)
+        self._engine.run(partial(self._read_batch, watch), group_stretches(plan_stretches(placed, rules), rules))
+
+    def _plan_rules(self, wants: Sequence[Want]) -> StretchRules:
+        if not self.is_distant:
+            return DISK_RULES
+        size_bytes = sum(want.location.stored_bytes for want in wants)
+        return plan_requests(size_bytes, budget_bytes=self.budget_bytes, at_once=self._at_once)
 
     def _put_chunk(self, want: Want, watch: WriteObserver | None) -> None:
         """Read one chunk from any intact copy, and copy the wanted bytes into its buffer."""
@@ -188,12 +213,41 @@ class SnapshotReader:
         except (NotFound, Corrupt, StoreError):
             return None  # a normal read then finds another copy, or raises an error with the details
 
+    @property
+    def window_bytes(self) -> int:
+        """How many bytes to read at a time, by callers that do not need all of them at once."""
+        # From a server, a read of this size is made with many requests at once.
+        return UNIT_BYTES if not self.is_distant else max(UNIT_BYTES, min(self.budget_bytes // 4, _WINDOW_BYTES))
+
     def iter_entry(self, entry: Entry) -> Iterator[memoryview]:
         """Yield an entry in pieces of at most 8 MiB, so that memory stays bounded whatever its size."""
-        for start in range(0, entry.size_bytes, UNIT_BYTES):
-            piece = memoryview(bytearray(min(UNIT_BYTES, entry.size_bytes - start)))
-            self.read_into(entry, start, piece)
-            yield piece
+        window_bytes = self.window_bytes
+        for start in range(0, entry.size_bytes, window_bytes):
+            window = memoryview(bytearray(min(window_bytes, entry.size_bytes - start)))
+            self.read_into(entry, start, window)
+            for at in range(0, window.nbytes, UNIT_BYTES):
+                yield window[at : at + UNIT_BYTES]
+
+    def iter_contents(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, Iterable[memoryview]]]:
+        """Yield each entry with its content in pieces, to be used before the next one; reads small ones together."""
+        waiting: list[Entry] = []
+        left = self.window_bytes
+        for entry in entries:
+            if waiting and (entry.size_bytes > left or not self.is_distant):
+                yield from self._read_contents(waiting)
+                waiting, left = [], self.window_bytes
+            waiting.append(entry)
+            left -= entry.size_bytes
+        yield from self._read_contents(waiting)
+
+    def _read_contents(self, entries: Sequence[Entry]) -> Iterator[tuple[Entry, Iterable[memoryview]]]:
+        if len(entries) == 1:
+            yield entries[0], self.iter_entry(entries[0])
+            return
+        contents = [memoryview(bytearray(entry.size_bytes)) for entry in entries]
+        self.read_all(list(zip(entries, contents, strict=True)))
+        for entry, content in zip(entries, contents, strict=True):
+            yield entry, [content] if content else []
 
     def read_chunk(self, entry: Entry, position: int) -> memoryview:
         """Read the chunk at `position` among the chunks of an entry."""
@@ -202,6 +256,9 @@ class SnapshotReader:
 
     def _read_batch(self, watch: WriteObserver | None, batch: Sequence[Stretch]) -> None:
         for stretch in batch:
+            if self._lending is not None:
+                self._read_lent(self._lending, stretch, watch)
+                continue
             try:
                 self._read_stretch(stretch, watch)
             except (NotFound, Corrupt, StoreError):
@@ -214,6 +271,35 @@ class SnapshotReader:
                 for want in stretch.wants:
                     watch.end(want.entry.name)
             self._advance(stretch.wants)
+
+    def _read_lent(self, store: LendingStore, stretch: Stretch, watch: WriteObserver | None) -> None:
+        """Read adjacent chunks with one request; copy those that are intact, and read the others by themselves."""
+        started = perf_counter()
+        try:
+            data = store.read_range(pack_key(stretch.pack_id), stretch.start, stretch.size_bytes)
+        except (NotFound, Corrupt, StoreError):
+            damaged = stretch.wants
+        else:
+            self._stages.add("read", perf_counter() - started, data.nbytes)
+            damaged = self._put_intact(stretch, data, watch)
+        if damaged:
+            self._proven.forget(stretch.pack_id)
+        for want in damaged:
+            self._put_chunk(want, watch)
+
+    def _put_intact(self, stretch: Stretch, data: memoryview, watch: WriteObserver | None) -> Sequence[Want]:
+        """Copy the chunks that are intact into their buffers, and return the others."""
+        damaged = self._find_damaged(stretch, data)
+        for want, part in stretch.iter_parts(data):
+            if damaged and any(want is each for each in damaged):
+                continue
+            if watch is not None:
+                watch.begin(want.entry.name)
+            want.put(part)
+            if watch is not None:
+                watch.end(want.entry.name)
+            self._advance([want])
+        return damaged
 
     def _read_stretch(self, stretch: Stretch, watch: WriteObserver | None) -> None:
         """Read adjacent chunks: directly into the target buffer if they fit there, otherwise through a block."""
@@ -242,16 +328,21 @@ class SnapshotReader:
 
     def _verify_all(self, stretch: Stretch, data: memoryview) -> None:
         """Raise DigestMismatch if any chunk is damaged; the chunk-by-chunk read that follows reports which one."""
+        if self._find_damaged(stretch, data):
+            raise DigestMismatch(f"pack {stretch.pack_id} is damaged: a chunk does not match its digest")
+
+    def _find_damaged(self, stretch: Stretch, data: memoryview) -> list[Want]:
+        """Return the chunks of a stretch that do not match their digests, as far as `verify` asks for that."""
         if self._verify is False:
-            return
+            return []
         started = perf_counter()
-        is_full = self._verify == "full"
-        for want, part in stretch.iter_parts(data):
-            ref = want.ref
-            is_proven = hash_bytes(part) == ref.digest if is_full else fingerprint(part) == want.location.fingerprint
-            if not is_proven:
-                raise DigestMismatch(f"pack {stretch.pack_id} is damaged: a chunk does not match its digest")
+        if self._verify == "full":
+            damaged = [want for want, part in stretch.iter_parts(data) if hash_bytes(part) != want.ref.digest]
+        else:
+            parts = stretch.iter_parts(data)
+            damaged = [want for want, part in parts if fingerprint(part) != want.location.fingerprint]
         self._stages.add("verify", perf_counter() - started, data.nbytes)
+        return damaged
 
     def _read_chunk(self, entry: Entry, ref: ChunkRef, start: int) -> memoryview:
         """Read one chunk, which begins at byte `start` of its entry, from any intact copy."""

@@ -98,11 +98,15 @@ class RangeView(io.RawIOBase):
 
 
 class _EntryBytes:
-    """The bytes of an entry. Caches the last chunk, so that reading line by line reads each chunk once."""
+    """The bytes of an entry. Caches the last chunk, so that reading line by line reads each chunk once.
+
+    From a server, each read that continues where the last one ended is twice as large, up to the reader's window.
+    """
 
     def __init__(self, reader: SnapshotReader, entry: Entry) -> None:
         self._reader = reader
         self._entry = entry
+        self._ahead_bytes = CHUNK_BYTES
         self._kept_start = 0
         self._kept = memoryview(b"")
 
@@ -120,7 +124,9 @@ class _EntryBytes:
             buffer, start = buffer[part.nbytes :], start + part.nbytes
 
     def _keep(self, start: int) -> None:
-        data = memoryview(bytearray(min(CHUNK_BYTES, self._entry.size_bytes - start)))
+        is_next = self._reader.is_distant and 0 < start == self._kept_start + self._kept.nbytes
+        self._ahead_bytes = min(2 * self._ahead_bytes, self._reader.window_bytes) if is_next else CHUNK_BYTES
+        data = memoryview(bytearray(min(self._ahead_bytes, self._entry.size_bytes - start)))
         self._reader.read_into(self._entry, start, data)
         self._kept_start, self._kept = start, data
 

@@ -15,8 +15,10 @@ from holdfast.tensors.memory import new_memory, view_bytes, view_storage
 from holdfast.tensors.spec import TensorSpec
 
 Item = TypeVar("Item")
-_MAX_SMALL_BATCH: Final = 1024
+_READ_AT_ONCE: Final = 1024
 """How many small tensors are read at a time; each has an entry, a chunk and a buffer in memory."""
+_REQUESTED_AT_ONCE: Final = 8192
+"""The same for a server: each batch waits for it once."""
 
 EntriesOfSpec = tuple[TensorSpec, list[int]]
 """A spec, and the numbers of entries that have it."""
@@ -79,6 +81,11 @@ def iter_batches(items: Iterable[Item], measure: Callable[[Item], int], limit_by
         yield batch
 
 
+def find_batch_count(reader: SnapshotReader) -> int:
+    """Return how many small tensors to read at a time."""
+    return _REQUESTED_AT_ONCE if reader.is_distant else _READ_AT_ONCE
+
+
 class SmallTensors:
     """The numbers and specs of entries that contain small tensors, in the order in which they were added."""
 
@@ -123,14 +130,14 @@ class SmallTensors:
         index = number - self._lowest
         return self._tensors[index] if 0 <= index < len(self._tensors) else None
 
-    def iter_batches(self, limit_bytes: int) -> Iterator[list[EntriesOfSpec]]:
-        """Yield all entries in order, in batches of at most `limit_bytes`, grouped by spec; can be used once."""
+    def iter_batches(self, limit_bytes: int, limit_count: int) -> Iterator[list[EntriesOfSpec]]:
+        """Yield all entries in order, in batches of at most so many bytes and entries, grouped by spec; for one use."""
         batch: dict[int, EntriesOfSpec] = {}
         count = batch_bytes = 0
         sizes = [spec.span_bytes for spec in self._specs]
         for number, kind in zip(self._numbers, self._kind_of, strict=True):
             size_bytes = sizes[kind]
-            if count == _MAX_SMALL_BATCH or (batch and batch_bytes + size_bytes > limit_bytes):
+            if count == limit_count or (batch and batch_bytes + size_bytes > limit_bytes):
                 yield list(batch.values())
                 batch, count, batch_bytes = {}, 0, 0
             batch.setdefault(kind, (self._specs[kind], []))[1].append(number)

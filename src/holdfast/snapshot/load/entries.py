@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Final, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -14,7 +14,13 @@ from holdfast.errors import Corrupt, HoldfastError, Unsupported
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.read.read_plan import Region
 from holdfast.repo.read.reader import WriteObserver
-from holdfast.snapshot.load.batches import SmallTensors, iter_batches, read_to_devices, view_tensor_memory
+from holdfast.snapshot.load.batches import (
+    SmallTensors,
+    find_batch_count,
+    iter_batches,
+    read_to_devices,
+    view_tensor_memory,
+)
 from holdfast.snapshot.load.cast import (
     can_cast_small_batch,
     cast_and_move,
@@ -47,9 +53,6 @@ from holdfast.tensors.storage import tensor_bytes
 from holdfast.trees.move import move_to_device
 
 Item = TypeVar("Item")
-
-_FILLED_AT_ONCE: Final = 1024
-"""How many entries are read in place at a time; each has a buffer and a planned read in memory."""
 
 
 class ReadTarget(NamedTuple):
@@ -248,11 +251,12 @@ class EntryReader:
         return True
 
     def _read_small(self) -> None:
-        for group in self._small.iter_batches(self._opened.reader.budget_bytes // 2):
+        reader = self._opened.reader
+        for group in self._small.iter_batches(reader.budget_bytes // 2, find_batch_count(reader)):
             batches = [plan_small_batch(spec, len(numbers)) for spec, numbers in group]
             entries = [self._opened.entry(number) for _, numbers in group for number in numbers]
             buffers = [buffer for batch in batches for buffer in batch.list_buffers()]
-            self._opened.reader.read_all(list(zip(entries, buffers, strict=True)))
+            reader.read_all(list(zip(entries, buffers, strict=True)))
             for (_, numbers), batch in zip(group, batches, strict=True):
                 self._small.put(numbers, cast_small_batch(batch, self._options.dtype).build())
 
@@ -267,8 +271,9 @@ class EntryReader:
         self._read_pieces([each for each in wanted if each.pieces is not None], watch)
         unique = drop_tied([each for each in wanted if each.pieces is None and each.size_bytes])
         here = [each for each in unique if each.tensor.device == CPU]
-        for start in range(0, len(here), _FILLED_AT_ONCE):
-            some = here[start : start + _FILLED_AT_ONCE]
+        count = find_batch_count(self._opened.reader)
+        for start in range(0, len(here), count):
+            some = here[start : start + count]
             fills = [(each.entry, tensor_bytes(each.tensor, each.size_bytes)) for each in some]
             self._opened.reader.read_all(fills, watch=watch)
         elsewhere = [each for each in unique if each.tensor.device != CPU]

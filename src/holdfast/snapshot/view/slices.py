@@ -16,6 +16,7 @@ import torch
 from holdfast.repo.format.chunk import CHUNK_BYTES, UNIT_BYTES
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.read.reader import SnapshotReader
+from holdfast.snapshot.load.batches import iter_batches
 from holdfast.tensors.build import CPU, apply_flags, build_tensor, plan_block
 from holdfast.tensors.dtypes import item_bytes, items_per_byte
 from holdfast.tensors.memory import new_memory, view_bytes, view_items, view_storage
@@ -99,6 +100,23 @@ def _find_order(spec: TensorSpec) -> list[int] | None:
 
 
 @dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a box: reads into its memory, or into other memory from which it is copied."""
+
+    reads: Sequence[tuple[int, memoryview]]
+    """Each a first byte of the entry, and a buffer."""
+    staged_bytes: int = 0
+    copied: tuple[torch.Tensor, torch.Tensor] | None = None
+    """The items of the part, and the same items in the other memory."""
+
+    def finish(self) -> None:
+        """Copy the items after they were read."""
+        if self.copied is not None:
+            target, found = self.copied
+            target.copy_(found)
+
+
+@dataclass(frozen=True, slots=True)
 class _Rows:
     """Reads a box of items from an entry that stores them in C order."""
 
@@ -115,12 +133,15 @@ class _Rows:
         shape = tuple(map(len, self.ranges))
         memory = new_memory(math.prod(shape) * self.item_bytes, CPU)
         items = view_items(memory, self.item_bytes, shape, contiguous_stride(shape), 0)
-        if memory.numel():
-            self._fill(items, 0, offset * self.item_bytes)
+        parts = self._iter_parts(items, 0, offset * self.item_bytes) if memory.numel() else ()
+        for batch in iter_batches(parts, lambda part: part.staged_bytes, self.reader.window_bytes):
+            self.reader.read_ranges([(self.entry, start, view) for part in batch for start, view in part.reads])
+            for part in batch:
+                part.finish()
         return items
 
-    def _fill(self, items: torch.Tensor, dim: int, start: int) -> None:
-        """Fill the dimensions from `dim` on; `start` is their offset in the entry, in bytes."""
+    def _iter_parts(self, items: torch.Tensor, dim: int, start: int) -> Iterator[_Part]:
+        """Yield what fills the dimensions from `dim` on; `start` is their offset in the entry, in bytes."""
         rows = self.ranges[dim]
         row_bytes = math.prod(self.sizes[dim + 1 :]) * self.item_bytes
         rest = self.ranges[dim + 1 :]
@@ -128,15 +149,15 @@ class _Rows:
         if is_whole and (len(rows) == 1 or rows.step == 1):
             begin = int(items.storage_offset()) * self.item_bytes
             target = view_storage(items.untyped_storage(), begin, begin + len(rows) * row_bytes)
-            self.reader.read_into(self.entry, start + rows[0] * row_bytes, view_bytes(target))
+            yield _Part([(start + rows[0] * row_bytes, view_bytes(target))])
         elif row_bytes >= CHUNK_BYTES or (len(rows) == 1 and rest):
             for number, row in enumerate(rows):
-                self._fill(items[number], dim + 1, start + row * row_bytes)
+                yield from self._iter_parts(items[number], dim + 1, start + row * row_bytes)
         else:
-            self._fill_blocks(items, dim, start, row_bytes)
+            yield from self._iter_blocks(items, dim, start, row_bytes)
 
-    def _fill_blocks(self, items: torch.Tensor, dim: int, start: int, row_bytes: int) -> None:
-        """Read many small rows at a time, with the bytes between them, and copy what is needed from each."""
+    def _iter_blocks(self, items: torch.Tensor, dim: int, start: int, row_bytes: int) -> Iterator[_Part]:
+        """Yield reads of many small rows at a time, with the bytes between them, of which only some are copied."""
         inner = tuple(self.sizes[dim + 1 :])
         rest = [slice(part.start, part.stop, part.step) for part in self.ranges[dim + 1 :]]
         done = 0
@@ -144,11 +165,11 @@ class _Rows:
             shape = (block[-1] - block[0] + 1, *inner)
             memory = new_memory(shape[0] * row_bytes, CPU)
             view, low = view_bytes(memory), start + block[0] * row_bytes
-            for first, last in self._find_needed(block, start, row_bytes):
-                self.reader.read_into(self.entry, first, view[first - low : last - low])
+            needed = self._find_needed(block, start, row_bytes)
+            reads = [(first, view[first - low : last - low]) for first, last in needed]
             found = view_items(memory, self.item_bytes, shape, contiguous_stride(shape), 0)
             picked = (slice(None, None, block.step), *rest)
-            items[done : done + len(block)] = found[picked]
+            yield _Part(reads, memory.numel(), (items[done : done + len(block)], found[picked]))
             done += len(block)
 
     def _find_needed(self, rows: range, start: int, row_bytes: int) -> Iterator[tuple[int, int]]:

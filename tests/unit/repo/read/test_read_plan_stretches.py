@@ -18,6 +18,7 @@ from holdfast.repo.read.read_plan import (
     group_stretches,
     is_in_one_piece,
     list_wants,
+    plan_requests,
     plan_stretches,
 )
 
@@ -142,3 +143,37 @@ def test_a_part_of_an_entry_is_not_read_for_the_whole() -> None:
     made = Entry("a", 0, (), None, None, dims=1)
     with pytest.raises(Corrupt, match="'a' is only one part"):
         list_wants(made, 0, memoryview(b""))
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "budget_bytes", "largest_bytes"),
+    [
+        (MIB, 256 * MIB, 2 * MIB),
+        (128 * MIB, 256 * MIB, 4 * MIB),
+        (100 << 30, 256 * MIB, 4 * MIB),
+        (100 << 30, 4 << 30, STRETCH_BYTES),
+        (100 << 30, 16 * MIB, 2 * MIB),
+    ],
+)
+def test_requests_are_neither_few_nor_small(size_bytes: int, budget_bytes: int, largest_bytes: int) -> None:
+    rules = plan_requests(size_bytes, budget_bytes=budget_bytes, at_once=64)
+    assert rules.largest_bytes == largest_bytes
+
+
+def test_a_request_fetches_chunks_for_several_buffers_and_small_gaps_between_them() -> None:
+    spans = [(0, MIB), (MIB + 100_000, MIB), (3 * MIB, MIB), (4 * MIB, MIB)]
+    wants = [
+        want
+        for number, span in enumerate(spans)
+        for want in list_wants(entry(str(number), span), 0, memoryview(bytearray(MIB)))
+    ]
+    rules = plan_requests(128 * MIB, budget_bytes=256 * MIB, at_once=64)
+
+    stretches = list(plan_stretches(wants, rules))
+
+    assert [(stretch.start, stretch.stop) for stretch in stretches] == [(0, 2 * MIB + 100_000), (3 * MIB, 5 * MIB)]
+    # Each waits for the server, so each has a thread of its own.
+    assert [len(batch) for batch, _ in group_stretches(stretches, rules)] == [1, 1]
