@@ -18,6 +18,7 @@ from holdfast.display.bars import make_progress
 from holdfast.errors import StoreError
 from holdfast.files.keep import GetChoices, KeepOptions, Paths, PutChoices, keep_files, plan_sources, restore_files
 from holdfast.json_text import Json
+from holdfast.objects.disk_cache import attach_cache
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import open_store
 from holdfast.progress import ProgressChoice, Silent
@@ -594,4 +595,5 @@ def make_store(url: str, budget_bytes: int, types: Sequence[type], options: dict
 
 def _open_objects(url: str, options: Mapping[str, Any]) -> ObjectStore:
     names = ("read_only", "single_writer", "storage_options")
-    return open_store(url, **{name: options[name] for name in names if name in options})
+    store = open_store(url, **{name: options[name] for name in names if name in options})
+    return attach_cache(store, options.get("cache"))

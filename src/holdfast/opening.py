@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from holdfast.facade import Store, make_store
+from holdfast.objects.disk_cache import CACHE_BYTES, DiskCache
 from holdfast.objects.storage_options import StorageOptions
+from holdfast.objects.url import verify_path
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES
 
 
@@ -25,6 +27,8 @@ def open(
     mirror: str | os.PathLike[str] | None = None,
     mirror_wait: bool | float = True,
     mirror_options: Mapping[str, Any] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_bytes: int = CACHE_BYTES,
 ) -> Store:
     """Open the store at a path or URL. Opening writes nothing; the first save creates the store if there is none.
 
@@ -51,6 +55,9 @@ def open(
             background, and what is missing here is read from there. See `Store.mirror`.
         mirror_wait: whether `close` waits until the mirror has everything; a number is the longest time in seconds.
         mirror_options: what `storage_options` is for the store, for the mirror.
+        cache_dir: a local directory for manifests and chunks that were read from a bucket, so that they are not
+            downloaded again; several processes and stores may share it. A store in a directory does not need one.
+        cache_bytes: how much the cache may take; what was not used for longest is deleted first.
     """
     options: dict[str, Any] = {"read_only": read_only, "single_writer": single_writer}
     options |= {"environment": environment, "change_hints": change_hints, "create": create}
@@ -61,4 +68,6 @@ def open(
 
         store_url, more = os.fspath(url), mirror_options
         options["mirror"] = choose_mirror(mirror, store_url=store_url, wait=mirror_wait, options=more)
+    if cache_dir is not None:
+        options["cache"] = DiskCache(verify_path(os.fspath(cache_dir)), limit_bytes=cache_bytes)
     return make_store(os.fspath(url), budget_bytes, tuple(types), options, "")

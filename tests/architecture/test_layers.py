@@ -45,7 +45,7 @@ ROOMS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         ("blocks", "storage_options", "thread_pool"),
         ("protocol",),
         ("together",),
-        ("listing", "settle", "memory", "ahead"),
+        ("listing", "settle", "memory", "ahead", "disk_cache"),
         ("local", "cloud"),
         ("url",),
     ),

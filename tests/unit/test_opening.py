@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import NotAStore, ReadOnlyStore
+from holdfast.errors import BadName, NotAStore, ReadOnlyStore
 from holdfast.opening import open as open_store
 
 
@@ -43,3 +43,19 @@ def test_a_store_opened_read_only_refuses_to_write(tmp_path: Path) -> None:
     assert store.load("x") == 1
     with pytest.raises(ReadOnlyStore):
         pickle.loads(pickle.dumps(store)).save("y", 2)
+
+
+def test_a_store_in_a_directory_is_not_cached(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "s", cache_dir=tmp_path / "cache")
+    store.save("x", list(range(1000)))
+
+    assert store.load("x") == list(range(1000))
+    assert store.statistics().cache is None
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_cache_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadName, match="s3://bucket/cache is a URL and not a local path"):
+        open_store(tmp_path / "s", cache_dir="s3://bucket/cache")
+    with pytest.raises(ValueError, match="at least one byte, not -1"):
+        open_store(tmp_path / "s", cache_dir=tmp_path / "cache", cache_bytes=-1)

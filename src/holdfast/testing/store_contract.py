@@ -12,7 +12,14 @@ import pytest
 
 from holdfast.errors import BadName, Corrupt, HoldfastError, NotFound, ObjectExists, ReadOnlyStore, StoreError
 from holdfast.objects.blocks import LentBlock, new_block
-from holdfast.objects.protocol import MAX_COMPONENT_BYTES, MAX_KEY_BYTES, BlockUpload, ConditionalStore, ObjectStore
+from holdfast.objects.protocol import (
+    MAX_COMPONENT_BYTES,
+    MAX_KEY_BYTES,
+    BlockUpload,
+    ConditionalStore,
+    LendingStore,
+    ObjectStore,
+)
 
 THREADS: Final = 16
 LIMIT_BYTES: Final = 1 << 20
@@ -165,6 +172,17 @@ class StoreContract:
         store.create("packs/one", b"0123456789")
         with pytest.raises(Corrupt, match="packs/one"):
             store.read_into("packs/one", start, memoryview(bytearray(size_bytes)))
+
+    def test_a_range_is_lent_as_it_is_read(self, store: ObjectStore) -> None:
+        if not isinstance(store, LendingStore):
+            pytest.skip("the store cannot lend what it reads")
+        store.create("packs/one", b"0123456789")
+        assert bytes(store.read_range("packs/one", 3, 4)) == b"3456"
+        for start, size_bytes in ((0, 11), (9, 2), (10, 1), (1000, 1)):
+            with pytest.raises(Corrupt, match="packs/one"):
+                store.read_range("packs/one", start, size_bytes)
+        with pytest.raises(NotFound):
+            store.read_range("packs/two", 0, 1)
 
     def test_stat_returns_key_size_and_time(self, store: ObjectStore) -> None:
         before = store.clock()

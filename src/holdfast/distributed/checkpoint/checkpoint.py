@@ -14,6 +14,7 @@ from holdfast.distributed.checkpoint.replicas import ReplicaExchange
 from holdfast.distributed.talk.collectives import Collectives
 from holdfast.distributed.talk.failures import name_ranks
 from holdfast.errors import Mismatch
+from holdfast.objects.disk_cache import find_cache
 from holdfast.progress import Progress
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
@@ -182,7 +183,12 @@ def load_into_together(
                 "warn", lambda: warn_of_variants(record.name, variants, saved_by=saved_by, loaded_by=loaded_by)
             )
         reader = SnapshotReader(
-            repo, record, verify=options.verify, manifest=chunk_exchange.heads, progress=options.progress
+            repo,
+            record,
+            verify=options.verify,
+            manifest=chunk_exchange.heads,
+            progress=options.progress,
+            cache=find_cache(repo.store),
         )
         with Opened(reader) as opened:
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import Corrupt
+from holdfast.objects.disk_cache import find_cache
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.boxes import Box, is_span, span_of, volume
 from holdfast.repo.format.entry import NO_RANK, Entry
@@ -58,14 +59,15 @@ class ExchangeRanks(Ranks, Protocol):
 
 def open_together(store: ObjectStore, ref: ManifestRef, ranks: ExchangeRanks) -> ChunkExchange:
     """Read the manifests of a snapshot, each on one rank; raise RankError on all if one is missing or damaged."""
-    data = ranks.broadcast("root", lambda: read_verified(store, ref))
+    cache = find_cache(store)
+    data = ranks.broadcast("root", lambda: read_verified(store, ref, cache=cache))
     root = decode_manifest(data, where=manifest_key(ref.manifest_id))
     mine = range(ranks.rank, len(root.parts), ranks.world_size)
     parts: dict[int, Manifest] = {}
 
     def read() -> None:
         for number in mine:
-            parts[number] = read_manifest(store, root.parts[number].manifest)
+            parts[number] = read_manifest(store, root.parts[number].manifest, cache=cache)
             ranks.beat()
 
     if root.parts:

@@ -39,6 +39,7 @@ from holdfast.distributed.dcp.metadata import (
 )
 from holdfast.errors import Mismatch, NotFound, Unsupported
 from holdfast.json_text import Json
+from holdfast.objects.disk_cache import find_cache
 from holdfast.repo.format.boxes import Box, Coordinates, add, slices, subtract
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.manifest import Manifest
@@ -178,7 +179,10 @@ class StorageReader(TorchStorageReader):
         with raising_picklable():
             found = self._opened
             repo = self._lazy_store.repository
-            with SnapshotReader(repo, found.snapshot, verify=self._verify, manifest=found.manifest) as reader:
+            cache = find_cache(repo.store)
+            with SnapshotReader(
+                repo, found.snapshot, verify=self._verify, manifest=found.manifest, cache=cache
+            ) as reader:
                 _Load(reader, found, planner, weights_only=self._weights_only).run(plan.items)
             future.set_result(None)
         return future

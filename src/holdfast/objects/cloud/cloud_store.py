@@ -23,6 +23,7 @@ from holdfast.objects.cloud.client import LARGE_BYTES, ClientOwner, Load
 from holdfast.objects.cloud.failures import Attempt, CloudAction, find_cause, is_cut, translate
 from holdfast.objects.cloud.place import CloudPlace
 from holdfast.objects.cloud.server_clock import ServerClock
+from holdfast.objects.disk_cache import DiskCache
 from holdfast.objects.listing import FolderListing, is_key
 from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, StoreTraits, verify_key, verify_prefix
 from holdfast.objects.storage_options import StorageOptions
@@ -71,6 +72,8 @@ class CloudStore:
         given = options if isinstance(options, StorageOptions) else StorageOptions(options)
         self.clients = ClientOwner(place, given)
         self._clock = ServerClock()
+        self.cache: DiskCache | None = None
+        """Used by those who read snapshots; the methods of this class always ask the server."""
 
     def __repr__(self) -> str:
         """Show the URL."""

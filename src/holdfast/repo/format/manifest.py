@@ -16,6 +16,7 @@ import zstandard
 from holdfast.digest import DIGEST_BYTES, Buffer, Digest, hash_bytes, hash_parts
 from holdfast.errors import Corrupt, DigestMismatch, NewerFormat, NotFound, TooLarge
 from holdfast.json_text import Json, canonical_json, encode_texts
+from holdfast.objects.disk_cache import DiskCache
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.chunk import CHUNK_BYTES, RAW, ChunkRef, Location
 from holdfast.repo.format.columns import (
@@ -69,11 +70,12 @@ _LARGE_BYTES: Final = 1 << 20
 _NO_FINGERPRINT: Final = bytes(16)
 
 
-def read_manifest(store: ObjectStore, ref: ManifestRef) -> Manifest:
+def read_manifest(store: ObjectStore, ref: ManifestRef, *, cache: DiskCache | None = None) -> Manifest:
     """Read and check a manifest; raises NotFound, Corrupt or NewerFormat."""
     key = manifest_key(ref.manifest_id)
     # No variable refers to the file or its table: each is freed before its content is decoded.
-    table = decode_table(_open_table(read_verified(store, ref), key), SCHEMA, where=key, convert=_join_names(key))
+    convert = _join_names(key)
+    table = decode_table(_open_table(read_verified(store, ref, cache=cache), key), SCHEMA, where=key, convert=convert)
     return Manifest(table, key)
 
 
@@ -89,13 +91,28 @@ def read_head(store: ObjectStore, ref: ManifestRef) -> Head:
     return _parse_packs(table, key), _parse_parts(table, key)
 
 
-def read_verified(store: ObjectStore, ref: ManifestRef) -> bytes:
+def read_verified(store: ObjectStore, ref: ManifestRef, *, cache: DiskCache | None = None) -> bytes:
     """Read the file of a manifest; raises DigestMismatch unless it has the digest in `ref`."""
     key = manifest_key(ref.manifest_id)
+    cached = None if cache is None else _read_cached(cache, key, ref)
+    if cached is not None:
+        return cached
     data = store.read(key, limit_bytes=ref.size_bytes)
     if hash_bytes(data) != ref.digest:
         raise DigestMismatch(f"{key} is damaged: its digest is not the one that its snapshot states", key=key)
+    if cache is not None:
+        cache.count_use(missed_bytes=len(data))
+        cache.write(key, 0, data)
     return data
+
+
+def _read_cached(cache: DiskCache, key: str, ref: ManifestRef) -> bytes | None:
+    with cache.open(key) as cached:
+        data = None if cached is None else cached.read(0, ref.size_bytes)
+    if data is None or hash_bytes(data) != ref.digest:
+        return None
+    cache.count_use(hit_bytes=data.nbytes)
+    return bytes(data)
 
 
 def decode_manifest(data: bytes, *, where: str) -> Manifest:

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from holdfast.digest import Digest
 from holdfast.errors import Corrupt
+from holdfast.objects.disk_cache import DiskCache
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.together import run_together
 from holdfast.repo.format.boxes import Box, is_span, span_of
@@ -71,10 +72,10 @@ class Manifests:
         return merge(self, rank) if self.parts else self.root
 
 
-def read_manifests(store: ObjectStore, ref: ManifestRef) -> Manifests:
+def read_manifests(store: ObjectStore, ref: ManifestRef, *, cache: DiskCache | None = None) -> Manifests:
     """Read all manifests of a snapshot; raises NotFound, Corrupt or NewerFormat."""
-    root = read_manifest(store, ref)
-    parts = run_together(store, [partial(read_manifest, store, part.manifest) for part in root.parts])
+    root = read_manifest(store, ref, cache=cache)
+    parts = run_together(store, [partial(read_manifest, store, part.manifest, cache=cache) for part in root.parts])
     return join_parts(ref, root, parts)
 
 

@@ -11,6 +11,7 @@ from typing import Final
 from holdfast.display.readable import readable_repr
 from holdfast.errors import NotAStore, NotFound, ObjectExists, StoreGone
 from holdfast.objects.ahead import Ahead
+from holdfast.objects.disk_cache import DiskCache, ReadCacheStatistics, find_cache
 from holdfast.objects.listing import iter_objects
 from holdfast.objects.protocol import ObjectInfo, ObjectStore, PlacedStore
 from holdfast.objects.together import count_requests_at_once
@@ -123,6 +124,8 @@ class HandleStatistics:
     """Entries that could not be mapped and were read: not contiguous, packed, or sharing memory."""
     stages: Mapping[StageName, Stage]
     """How long each stage of saving and loading took."""
+    cache: ReadCacheStatistics | None = None
+    """What came from the local cache and what did not; None without `cache_dir`."""
 
     __repr__ = readable_repr
 
@@ -134,10 +137,12 @@ class HandleCounters:
     mapped_entries: int = 0
     unmapped_entries: int = 0
     stages: Stages = field(default_factory=Stages)
+    cache: DiskCache | None = None
 
     def read(self) -> HandleStatistics:
         """Return the current counts."""
-        return HandleStatistics(self.mapped_entries, self.unmapped_entries, self.stages.read())
+        cache = None if self.cache is None else self.cache.find_statistics()
+        return HandleStatistics(self.mapped_entries, self.unmapped_entries, self.stages.read(), cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +175,7 @@ class Repository:
         """Set the store's identity and create the index, without reading."""
         if self.config and not self.identity.store_id:
             self.identity.store_id = self.config.store_id
+        self.counters.cache = find_cache(self.store)
         object.__setattr__(self, "index", ChunkIndex(self.store, limit_bytes=self.budget_bytes // 4))
 
     def verify_may_write(self) -> Config:

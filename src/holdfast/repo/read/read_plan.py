@@ -152,6 +152,12 @@ class Stretch:
             first = want.location.offset - self.start
             yield want, data[first : first + want.ref.size_bytes]
 
+    def narrow(self, wants: Sequence[Want]) -> Stretch:
+        """Return the shortest stretch that contains some of its chunks."""
+        places = [want.location for want in wants]
+        start, stop = min(at.offset for at in places), max(at.offset + at.stored_bytes for at in places)
+        return Stretch(self.pack_id, start, stop, wants)
+
     def find_target(self) -> memoryview | None:
         """Return the memory to read directly into; None unless the chunks are whole and contiguous in one buffer."""
         first = self.wants[0]

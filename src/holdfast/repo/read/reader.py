@@ -16,6 +16,7 @@ from typing_extensions import Self
 from holdfast.digest import fingerprint, hash_bytes, short_hex
 from holdfast.errors import Corrupt, DigestMismatch, MissingChunk, NewerFormat, NotFound, StoreError
 from holdfast.objects.blocks import PAGE_BYTES, BlockPool
+from holdfast.objects.disk_cache import DiskCache, find_cache
 from holdfast.objects.protocol import LendingStore, MappableStore
 from holdfast.objects.together import count_requests_at_once
 from holdfast.progress import LockedProgress, Progress
@@ -78,15 +79,20 @@ class SnapshotReader:
         verify: Verify = "full",
         manifest: Manifest | None = None,
         progress: Progress | None = None,
+        cache: DiskCache | None = None,
     ) -> None:
-        """Read the manifests, unless `manifest`, a merged view of them, is passed; raises NotFound, Corrupt."""
+        """Read the manifests, unless `manifest`, a merged view of them, is passed; raises NotFound, Corrupt.
+
+        Without `cache`, every byte comes from the store itself.
+        """
+        self._cache = cache
         self._progress = None if progress is None else LockedProgress(progress)
         self._verify: Verify = verify
         self.snapshot = snapshot
         self.manifests: Manifests | None = None
         """The root and its parts; None if a merged manifest was passed."""
         if manifest is None:
-            self.manifests = read_manifests(repo.store, snapshot.manifest)
+            self.manifests = read_manifests(repo.store, snapshot.manifest, cache=cache)
             manifest = self.manifests.view()
         self.manifest = manifest
         self._copies = Copies(repo)
@@ -194,13 +200,7 @@ class SnapshotReader:
 
     def _put_chunk(self, want: Want, watch: WriteObserver | None) -> None:
         """Read one chunk from any intact copy, and copy the wanted bytes into its buffer."""
-        data = self._read_chunk(want.entry, want.ref, want.start)
-        if watch is not None:
-            watch.begin(want.entry.name)
-        want.put(data)
-        if watch is not None:
-            watch.end(want.entry.name)
-        self._advance([want])
+        self._put(want, self._read_chunk(want.entry, want.ref, want.start), watch)
 
     def map_entry(self, entry: Entry) -> memoryview | None:
         """Return a private memory map of an entry, unverified; None if it is not contiguous and aligned in one pack."""
@@ -273,15 +273,40 @@ class SnapshotReader:
             self._advance(stretch.wants)
 
     def _read_lent(self, store: LendingStore, stretch: Stretch, watch: WriteObserver | None) -> None:
+        """Read adjacent chunks, from the cache or with one request; read those that are damaged by themselves."""
+        left = stretch if self._cache is None else self._read_cached(self._cache, stretch, watch)
+        if left is not None:
+            self._request(store, left, watch)
+
+    def _read_cached(self, cache: DiskCache, stretch: Stretch, watch: WriteObserver | None) -> Stretch | None:
+        """Copy the chunks that the cache has, and return what is left of the stretch; None if that is nothing."""
+        left = []
+        with cache.open(pack_key(stretch.pack_id)) as cached:
+            if cached is None:
+                return stretch
+            for want in stretch.wants:
+                data = cached.read(want.location.offset, want.ref.size_bytes)
+                # Always by the digest, whatever `verify` says: nothing else proves a cached byte.
+                if data is None or hash_bytes(data) != want.ref.digest:
+                    left.append(want)
+                else:
+                    self._put(want, data, watch)
+                    cache.count_use(hit_bytes=data.nbytes)
+        return stretch.narrow(left) if left else None
+
+    def _request(self, store: LendingStore, stretch: Stretch, watch: WriteObserver | None) -> None:
         """Read adjacent chunks with one request; copy those that are intact, and read the others by themselves."""
-        started = perf_counter()
+        started, key = perf_counter(), pack_key(stretch.pack_id)
         try:
-            data = store.read_range(pack_key(stretch.pack_id), stretch.start, stretch.size_bytes)
+            data = store.read_range(key, stretch.start, stretch.size_bytes)
         except (NotFound, Corrupt, StoreError):
             damaged = stretch.wants
         else:
             self._stages.add("read", perf_counter() - started, data.nbytes)
             damaged = self._put_intact(stretch, data, watch)
+            if self._cache is not None:
+                self._cache.count_use(missed_bytes=data.nbytes)
+                self._cache.write(key, stretch.start, data)
         if damaged:
             self._proven.forget(stretch.pack_id)
         for want in damaged:
@@ -291,15 +316,18 @@ class SnapshotReader:
         """Copy the chunks that are intact into their buffers, and return the others."""
         damaged = self._find_damaged(stretch, data)
         for want, part in stretch.iter_parts(data):
-            if damaged and any(want is each for each in damaged):
-                continue
-            if watch is not None:
-                watch.begin(want.entry.name)
-            want.put(part)
-            if watch is not None:
-                watch.end(want.entry.name)
-            self._advance([want])
+            if not any(want is each for each in damaged):
+                self._put(want, part, watch)
         return damaged
+
+    def _put(self, want: Want, data: memoryview, watch: WriteObserver | None) -> None:
+        """Copy the wanted bytes of a chunk into their buffer."""
+        if watch is not None:
+            watch.begin(want.entry.name)
+        want.put(data)
+        if watch is not None:
+            watch.end(want.entry.name)
+        self._advance([want])
 
     def _read_stretch(self, stretch: Stretch, watch: WriteObserver | None) -> None:
         """Read adjacent chunks: directly into the target buffer if they fit there, otherwise through a block."""
@@ -452,12 +480,18 @@ def verify_mode(verify: Verify) -> None:
 
 
 def open_snapshot(
-    repo: Repository, snapshot: CommittedSnapshot, *, verify: Verify = "full", progress: Progress | None = None
+    repo: Repository,
+    snapshot: CommittedSnapshot,
+    *,
+    verify: Verify = "full",
+    progress: Progress | None = None,
+    use_cache: bool = True,
 ) -> SnapshotReader:
     """Open a snapshot for reading; raises NotFound if it was deleted or overwritten, and collected since."""
+    cache = find_cache(repo.store) if use_cache else None
     for _ in range(_FOLLOWS):
         try:
-            return SnapshotReader(repo, snapshot, verify=verify, progress=progress)
+            return SnapshotReader(repo, snapshot, verify=verify, progress=progress, cache=cache)
         except NotFound as error:
             newest = read_name(repo.store, snapshot.name).snapshot
             # A repack moves the bytes but keeps the content: the later generation is what the caller asked for.

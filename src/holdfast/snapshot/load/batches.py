@@ -58,7 +58,7 @@ def read_to_memory(reader: SnapshotReader, entry: Entry, start: int, memory: tor
     staged = memory if memory.device == CPU else new_memory(memory.numel(), CPU)
     buffer = view_bytes(staged)
     # For a small tensor, reading here is faster than waking up a thread.
-    if len(entry.chunks) == 1:
+    if len(entry.chunks) == 1 and not reader.is_distant:
         buffer[:] = reader.read_chunk(entry, 0)[start : start + buffer.nbytes]
     else:
         reader.read_into(entry, start, buffer)

@@ -199,10 +199,11 @@ class Snapshot:
 
     def verify(self) -> None:
         """Read and verify every byte; raises Corrupt with the names of leaf, chunk and pack."""
-        opened = self.open()
-        for entry in opened.reader.manifest.iter_entries():
-            for _ in opened.reader.iter_entry(entry):
-                pass
+        # Without a cache: the store itself is to be verified.
+        with open_snapshot(self._repo, self._record, use_cache=False) as reader:
+            for entry in reader.manifest.iter_entries():
+                for _ in reader.iter_entry(entry):
+                    pass
 
 
 @dataclass(frozen=True, slots=True)
