@@ -78,8 +78,9 @@ $(READY_INTEGRATIONS): $(READY_DEV)
 	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps torchtitan torch_checkpointing torchdata spmd_types
 	@touch $@
 
-$(READY_BENCH): $(READY_DEV)
+$(READY_BENCH): $(READY_DEV) bench/bucket-peers.txt
 	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[peers]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --upgrade --target .venv/bucket-peers -r bench/bucket-peers.txt
 	@touch $@
 
 $(READY_DOCS): $(READY_DEV)

@@ -37,6 +37,7 @@ from bench.suites import (
     limits,
     load,
     mirror,
+    objects,
     peak,
     planning,
     put,
@@ -69,9 +70,10 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "compile": compile_suite.run,
     "exports": exports.run,
     "mirror": mirror.run,
+    "objects": objects.run,
 }
 _ON_REQUEST: Final = frozenset(
-    {"planning", "compile", "capture", "reuse", "put", "query", "imports", "exports", "mirror"}
+    {"planning", "compile", "capture", "reuse", "put", "query", "imports", "exports", "mirror", "objects"}
 )
 """Suites that take long and have a separate result: DCP plans for minutes with a thousand ranks, and models take half
 a minute to compile."""

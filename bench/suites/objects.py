@@ -1,0 +1,189 @@
+"""Measures saves and loads in a bucket on loopback against obstore alone and other libraries, and counts requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from bench.kit.arena import at_least, compare
+from bench.kit.buckets import (
+    RAW,
+    BucketPeer,
+    RawObjects,
+    find_bucket_peers,
+    find_weed,
+    make_cached_holdfast,
+    make_holdfast,
+    serve_bucket,
+)
+from bench.kit.measure import Contestant, Goal, Result, Sizes, WrongResult, race, random_bytes
+from bench.kit.states import Shape, State, make_state, verify_state
+from holdfast.facade import Store
+from holdfast.objects.cloud.cloud_store import CloudStore
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.upkeep.collect import plan_collect
+from tests.kit.rounds import Rounds, count_rounds
+from tests.kit.s3_server import S3Server, Stored, serve_s3
+from tests.unit.objects.cloud.servers import open_cloud
+
+_MIB: Final = 1 << 20
+_ROUNDS: Final = 5
+_TENSORS: Final = 64
+_OBJECT_BYTES: Final = (16 * _MIB, 64 * _MIB)
+_RANGE_BYTES: Final = (4 * _MIB, 8 * _MIB)
+_SNAPSHOTS: Final = 1000
+"""The goals of latest, ls and gc refer to this many; each row includes one round and two requests to open the store."""
+_LOADED: Final = 128
+
+
+def run(sizes: Sizes, work: Path) -> list[Result]:
+    """Measure transfers if SeaweedFS is installed, and count the requests and rounds of each operation."""
+    results: list[Result] = []
+    weed = find_weed()
+    if weed is not None:
+        with serve_bucket(weed, work) as endpoint:
+            results += _measure_transfers(endpoint, sizes, work)
+    return results + _count_operations(min(_SNAPSHOTS, 4 * sizes.many_snapshots), sizes)
+
+
+def _measure_transfers(endpoint: str, sizes: Sizes, work: Path) -> list[Result]:
+    each = min(4 * _MIB, sizes.save_bytes // 4 // _TENSORS)
+    state = make_state(Shape("bucket", (each,) * _TENSORS), seed=19)
+    data = random_bytes(each * _TENSORS, seed=20)
+    raws = [
+        RawObjects(endpoint, data, object_bytes=object_bytes, range_bytes=range_bytes)
+        for object_bytes, range_bytes in zip(_OBJECT_BYTES, _RANGE_BYTES, strict=True)
+    ]
+    peers, own = find_bucket_peers(endpoint), make_holdfast(endpoint)
+    cached = make_cached_holdfast(endpoint, work / "cache")
+    rounds = min(_ROUNDS, 2 * sizes.rounds)
+    prefixes = (f"p{number}" for number in count())
+    saves = {raw.name: _saving_raw(raw, prefixes) for raw in raws}
+    saves |= {peer.name: _saving(peer, state, prefixes) for peer in (own, *peers)}
+    timings = race(saves, rounds=rounds)
+    label = f"{_TENSORS} x {each / _MIB:g} MiB"
+    row = partial(compare, timings=timings, own=own.name, size_bytes=data.nbytes)
+    names = [peer.name for peer in peers]
+    rows = [row(f"save to a bucket, {label}", rivals=[raw.name for raw in raws], goal=at_least(0.9))]
+    if peers:
+        rows.append(row(f"save to a bucket, {label}", rivals=names, goal=at_least(1.0)))
+    loads = {raw.name: _loading_raw(raw, next(prefixes)) for raw in raws}
+    loads |= {peer.name: _loading(peer, state, next(prefixes)) for peer in (own, cached, *peers)}
+    timings = race(loads, rounds=rounds)
+    row = partial(compare, timings=timings, size_bytes=data.nbytes)
+    rows.append(
+        row(f"load from a bucket, {label}", own=own.name, rivals=[raw.name for raw in raws], goal=at_least(0.8))
+    )
+    if peers:
+        rows.append(row(f"load from a bucket, {label}", own=own.name, rivals=names, goal=at_least(2.0)))
+    rows.append(row(f"load from a bucket, cached, {label}", own=cached.name, rivals=[own.name], goal=None))
+    return rows
+
+
+def _saving(peer: BucketPeer, state: State, prefixes: Iterator[str]) -> Contestant:
+    """Return a timed save below a new prefix, verified by loading."""
+    used: list[str] = []
+
+    def verify(_: object) -> None:
+        verify_state(peer.load(used[-1], state), state, who=peer.name)
+
+    return Contestant(lambda: peer.save(used[-1], state), lambda: used.append(next(prefixes)), verify, verify_once=True)
+
+
+def _saving_raw(raw: RawObjects, prefixes: Iterator[str]) -> Contestant:
+    used: list[str] = []
+    return Contestant(
+        lambda: raw.save(used[-1]),
+        lambda: used.append(next(prefixes)),
+        lambda _: _verify_raw(raw, raw.load(used[-1])),
+        verify_once=True,
+    )
+
+
+def _loading(peer: BucketPeer, state: State, prefix: str) -> Contestant:
+    """Return a timed load into new memory; that of Holdfast is verified in every round."""
+    peer.save(prefix, state)
+
+    def verify(found: object) -> None:
+        verify_state(found, state, who=peer.name)
+        if isinstance(found, dict):
+            found.clear()
+
+    return Contestant(lambda: peer.load(prefix, state), verify=verify, verify_once=not peer.name.startswith("Holdfast"))
+
+
+def _loading_raw(raw: RawObjects, prefix: str) -> Contestant:
+    raw.save(prefix)
+    return Contestant(lambda: raw.load(prefix), verify=partial(_verify_raw, raw), verify_once=True)
+
+
+def _verify_raw(raw: RawObjects, found: object) -> None:
+    if not (isinstance(found, list) and raw.is_equal(found)):
+        raise WrongResult(f"{RAW} returned other bytes than it was given")
+
+
+def _count_operations(snapshots: int, sizes: Sizes) -> list[Result]:
+    """Count requests and sequential rounds, without a clock, in a store that already has many snapshots."""
+    loaded = min(_LOADED, sizes.save_bytes // _MIB)
+    filled = _fill(snapshots, loaded)
+    found: list[Result] = []
+
+    def add(what: str, act: Callable[[Store], object], *, most_rounds: int, most_requests: int | None = None) -> None:
+        with serve_s3() as server:
+            _copy(filled, server)
+            with count_rounds(CloudStore, "_ask") as rounds:
+                act(Store(open_cloud(server)))
+            found.extend(_make_rows(what, rounds, most_rounds, most_requests))
+
+    label = f", {snapshots:,} snapshots"
+    add("open" + label, lambda store: None, most_rounds=1)
+    add("open and latest" + label, lambda store: store.latest("run/"), most_rounds=3)
+    add("open and ls" + label, lambda store: store.snapshots("run/"), most_rounds=21)
+    new = {"w": torch.arange(1000)}
+    add(f"open and load of {loaded} x 1 MiB", lambda store: store.load("many"), most_rounds=9, most_requests=42)
+    add("open and small save", lambda store: store.save("new", new), most_rounds=13)
+    again = _make_model(loaded)
+    add("open and unchanged save", lambda store: store.save("again", again), most_rounds=13, most_requests=22 + 4)
+    add("open and gc plan" + label, lambda store: plan_collect(store.repository.store), most_rounds=61)
+    add("open and gc" + label, lambda store: store.gc(), most_rounds=151)
+    return found
+
+
+def _make_rows(what: str, rounds: Rounds, most_rounds: int, most_requests: int | None) -> list[Result]:
+    goals: Mapping[str, tuple[int, int | None]] = {
+        "rounds": (rounds.greatest, most_rounds),
+        "requests": (len(rounds.requests), most_requests),
+    }
+    return [
+        Result(what, figure, unit, goal=None if most is None else Goal("figure", "<=", most))
+        for unit, (figure, most) in goals.items()
+    ]
+
+
+def _make_model(count: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(21)
+    return {f"w{n}": torch.randint(0, 255, (_MIB,), dtype=torch.uint8, generator=generator) for n in range(count)}
+
+
+def _fill(snapshots: int, loaded: int) -> Mapping[str, bytes]:
+    """Return the objects of a store with many small snapshots and a large one, some of them deleted."""
+    objects = MemoryStore()
+    store = Store(objects)
+    for step in range(snapshots):
+        store.save(f"run/step-{step}", {"step": torch.tensor(step)})
+    store.save("many", _make_model(loaded))
+    store.save("dead", {"w": torch.arange(5000)})
+    store.delete("dead")
+    return objects.contents()
+
+
+def _copy(objects: Mapping[str, bytes], server: S3Server) -> None:
+    now = time.time() - 3600.0
+    for key, data in objects.items():
+        server.objects[f"store/{key}"] = Stored(data, now)
