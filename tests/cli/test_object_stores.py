@@ -146,3 +146,26 @@ def test_doctor_says_what_a_failed_test_leaves_open(bucket: Cli, server: S3Serve
     assert texts == [
         "the test failed, so it is not known whether the server refuses bytes that do not fit their checksum"
     ]
+
+
+def test_a_cache_directory_keeps_what_commands_read_and_doctor_shows_it(
+    bucket: Cli, server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path / "cache"))
+    bucket.bare("put", "kept", "data/")
+    first = bucket.bare("get", "kept", "one")
+    server.requests.clear()
+    again = bucket.bare("get", "kept", "two")
+    downloads = server.count("GET", "packs/") + server.count("GET", "manifests/")
+    shown = bucket.bare("doctor")
+
+    assert (first.code, again.code, downloads) == (0, 0, 0)
+    assert f"the cache in {tmp_path / 'cache'} has " in shown.out
+
+
+def test_a_cache_directory_that_is_a_url_is_refused(bucket: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_CACHE_DIR", "s3://bucket/cache")
+
+    ran = bucket.bare("ls")
+
+    assert (ran.code, "s3://bucket/cache is a URL and not a local path" in ran.err) == (2, True)

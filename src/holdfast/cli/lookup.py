@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from holdfast.cli.output import Output, count
 from holdfast.errors import AmbiguousName, NotFound
+from holdfast.objects.disk_cache import attach_cache
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import open_store
 from holdfast.query.globs import Glob, is_glob, split_literal
@@ -30,7 +31,7 @@ from holdfast.texts import list_some
 
 def open_to_read(url: str, output: Output) -> Repository:
     """Open a repository read-only; `output` gets the time of each stage."""
-    return open_repository(open_store(url, read_only=True), stages=output.stages)
+    return open_repository(attach_cache(open_store(url, read_only=True), output.cache), stages=output.stages)
 
 
 def open_to_write(url: str, output: Output) -> Repository:

@@ -14,7 +14,8 @@ from holdfast.cli.grammar import add_verbs
 from holdfast.cli.output import Output
 from holdfast.cli.verb import Parser, format_examples, join_descending, split_command
 from holdfast.errors import BadExpression, BadName, Corrupt, HoldfastError, NotAStore, NotFound
-from holdfast.objects.url import holds_config, locate_store_root
+from holdfast.objects.disk_cache import DiskCache
+from holdfast.objects.url import holds_config, locate_store_root, verify_path
 from holdfast.repo.format.layout import MANIFESTS
 
 ERROR: Final = 2
@@ -60,6 +61,7 @@ def _run(options: Namespace, output: Output) -> int:
     options.build_parser = build_parser
     if options.verb == "copy":
         options.to = _verify_not_memory(options.to)
+    output.cache = _choose_cache()
     options.variables, options.cache_folder = dict(os.environ), _choose_cache_folder()
     run_verb: Callable[[Namespace, str, Output], int] = options.run_verb
     return run_verb(options, url, output)
@@ -94,6 +96,12 @@ def _choose_store(options: Namespace) -> str:
             + _hint_misplaced_store(options)
         )
     return root
+
+
+def _choose_cache() -> DiskCache | None:
+    """Return the cache for what is read from buckets; None unless HOLDFAST_CACHE_DIR names a directory."""
+    given = os.environ.get("HOLDFAST_CACHE_DIR", "")
+    return DiskCache(verify_path(os.path.expanduser(given))) if given else None
 
 
 def _choose_cache_folder() -> str:
@@ -200,7 +208,8 @@ def build_parser(words: Collection[str] | None = None) -> ArgumentParser:
         "--store",
         metavar="STORE",
         help="path or URL of the store; else $HOLDFAST_STORE, else the nearest store at or above the current directory."
-        " For s3://, gs:// and az://, credentials and endpoints come from the environment",
+        " For s3://, gs:// and az://, credentials and endpoints come from the environment, and $HOLDFAST_CACHE_DIR is a"
+        " directory that keeps what is read",
     )
     parser.add_argument(
         "--color",

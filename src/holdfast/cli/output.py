@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal, TextIO
 
 from holdfast.json_text import Json
+from holdfast.objects.disk_cache import DiskCache
 from holdfast.progress import Progress, Silent
 from holdfast.repo.stages import Stages
 from holdfast.texts import count as count  # noqa: PLC0414 - the verbs import it from here
@@ -88,6 +89,8 @@ class Output:
         self._is_colored = False
         self.stages = Stages()
         """The time of each stage of this run."""
+        self.cache: DiskCache | None = None
+        """Where what is read from buckets is kept, if the user has chosen a directory for that."""
         # A closed stream is None in Python, and `print(file=None)` would print to standard output.
         sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open until the process ends
         sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open until the process ends

@@ -11,6 +11,7 @@ from holdfast.cli.lookup import verify_possible
 from holdfast.cli.output import SEVERITY_STYLES, Output, count, format_bytes
 from holdfast.cli.verb import add_json, document
 from holdfast.errors import Corrupt, NewerFormat
+from holdfast.objects.disk_cache import DiskCache
 from holdfast.objects.listing import iter_objects
 from holdfast.objects.local.probe import DirectoryFacts, locate_nearest_directory, probe_directory
 from holdfast.objects.protocol import ObjectStore
@@ -83,6 +84,8 @@ def run_doctor(options: Namespace, url: str, output: Output) -> int:
         verdicts = [*_judge_format(store), *where, *_judge_counts(counts), *_judge_collection(store)]
     else:
         verdicts = [_judge_absence(store, place.get("path", store.url)), *where]
+    if output.cache is not None:
+        verdicts.append(_judge_cache(output.cache))
     if options.json:
         described = [asdict(verdict) for verdict in verdicts]
         output.json({"store": store.url, "verdicts": described, "place": place, "counts": counts})
@@ -91,6 +94,12 @@ def run_doctor(options: Namespace, url: str, output: Output) -> int:
         for verdict in verdicts:
             output.line(f"{verdict.verdict:7}  {verdict.text}", style=SEVERITY_STYLES.get(verdict.verdict, ""))
     return 1 if {verdict.verdict for verdict in verdicts} & {"warning", "error"} else 0
+
+
+def _judge_cache(cache: DiskCache) -> DoctorFinding:
+    usage = cache.read_usage()
+    size = f"{format_bytes(usage.size_bytes)} of at most {format_bytes(cache.limit_bytes)}"
+    return DoctorFinding("ok", "cache", f"the cache in {cache.directory} has {count(usage.files, 'file')}, {size}")
 
 
 def _judge_absence(store: ObjectStore, path: str) -> DoctorFinding:
