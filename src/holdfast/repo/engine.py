@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Final, TypeVar
 
@@ -21,6 +23,8 @@ _GROUPS: Final = "/proc/self/cgroup"
 _GROUP_ROOT: Final = "/sys/fs/cgroup"
 _WAITERS: Final = 4
 """Threads beyond the number of cores: some wait for the disk while others compute."""
+_PATIENCE_S: Final = 1.0
+"""How long to wait for any request, before the caller waits for the first, and runs it if no thread does."""
 _AHEAD: Final = 2
 """Items in progress per thread: one being worked on, and one so that threads stay busy while the caller is slow."""
 
@@ -86,6 +90,48 @@ class Engine:
         """Call `work` for all items; when this returns or raises, no work is in progress."""
         for _ in self.iter_results(work, items):
             pass
+
+    def run_requests(self, work: Callable[[Item], object], items: Iterable[tuple[Item, int]]) -> None:
+        """Do as `run`, but let no item wait for a slow one before it while there is room in the budget."""
+        if os.getpid() != self._pid:
+            self._start()
+        ended: SimpleQueue[int] = SimpleQueue()
+        waiting: dict[int, tuple[Task[object], int]] = {}
+        try:
+            for number, (item, size) in enumerate(items):
+                while waiting and self._is_full(waiting.values(), size):
+                    _take_any(waiting, ended)
+                # In `waiting` before it can start: an interrupt at any point must find it there.
+                waiting[number] = (Task(self._pool, partial(_run_and_tell, work, item, number, ended)), size)
+                self._pool.enqueue(waiting[number][0])
+            while waiting:
+                _take_any(waiting, ended)
+        finally:
+            # From the last to the first, so that none starts while this waits for another.
+            for number in sorted(waiting, reverse=True):
+                waiting[number][0].abandon()
+
+    def _is_full(self, waiting: Collection[tuple[Task[object], int]], size: int) -> bool:
+        return len(waiting) >= self.threads or sum(each for _, each in waiting) + size > self.budget_bytes
+
+
+def _run_and_tell(work: Callable[[Item], object], item: Item, number: int, ended: SimpleQueue[int]) -> None:
+    try:
+        work(item)
+    finally:
+        with suppress(MemoryError):  # whoever waits for this looks again after a while
+            ended.put(number)
+
+
+def _take_any(waiting: dict[int, tuple[Task[object], int]], ended: SimpleQueue[int]) -> None:
+    """Wait for a task that ends, and take its result; for the first one if none ends soon."""
+    try:
+        number = ended.get(timeout=_PATIENCE_S)
+    except Empty:
+        number = min(waiting)
+    if number in waiting:
+        waiting[number][0].result()
+        del waiting[number]
 
 
 def _take_first(waiting: deque[tuple[Task[Result], int]]) -> Result:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.objects import thread_pool as crew
+from holdfast.repo import engine as engine_module
 from holdfast.repo.engine import Engine, count_cores, read_core_quota
 from holdfast.repo.format.chunk import UNIT_BYTES
 from tests.kit.patience import PATIENCE_S
@@ -255,3 +256,81 @@ def test_requests_to_a_server_have_a_thread_each_however_few_cores_there_are() -
         everybody = threading.Barrier(48)
         engine.run(lambda _: everybody.wait(timeout=PATIENCE_S), weigh(list(range(48)), size=1))
         assert engine.threads == 48
+
+
+class TestRequests:
+    """Requests to a server: each has its own time."""
+
+    def open(self, *, at_once: int = 4, budget: int = 64 * MIB) -> Engine:
+        return Engine("test", budget_bytes=budget, waits=True, requests_at_once=at_once)
+
+    def test_a_slow_request_does_not_stop_the_others(self) -> None:
+        others = threading.Event()
+        done: list[int] = []
+
+        def work(number: int) -> None:
+            if number == 0:
+                assert others.wait(PATIENCE_S)
+            done.append(number)
+            if len(done) == 99:
+                others.set()
+
+        with self.open() as engine:
+            engine.run_requests(work, weigh(list(range(100))))
+
+        assert done[-1] == 0
+        assert sorted(done) == list(range(100))
+
+    @pytest.mark.parametrize("budget", [1, 2 * MIB, 64 * MIB])
+    def test_no_more_are_in_flight_than_budget_and_threads_allow(self, budget: int) -> None:
+        lock = threading.Lock()
+        now = most = 0
+
+        def work(_: int) -> None:
+            nonlocal now, most
+            with lock:
+                now += 1
+                most = max(most, now)
+            with lock:
+                now -= 1
+
+        with self.open(at_once=8, budget=budget) as engine:
+            engine.run_requests(work, weigh(list(range(60))))
+
+        assert most <= max(1, min(8, budget // MIB))
+
+    def test_a_failure_is_raised_when_nothing_is_in_progress_any_more(self) -> None:
+        begun, ended = [], []
+
+        def work(number: int) -> None:
+            begun.append(number)
+            if number == 3:
+                raise ValueError("three")
+            ended.append(number)
+
+        with self.open() as engine, pytest.raises(ValueError, match="three"):
+            engine.run_requests(work, weigh(list(range(100))))
+
+        assert set(begun) == {*ended, 3}
+
+    def test_a_caller_without_threads_does_the_work(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*args: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(crew, "start_new_thread", refuse)
+        monkeypatch.setattr(engine_module, "_PATIENCE_S", 0.0)
+        done: list[int] = []
+        with self.open() as engine:
+            engine.run_requests(done.append, weigh([1, 2, 3]))
+
+        assert done == [1, 2, 3]
+
+    def test_a_forked_child_starts_its_own_threads(self) -> None:
+        with self.open() as engine:
+            engine.run_requests(lambda _: None, weigh([1]))
+            child = os.fork()
+            if child == 0:
+                done: list[int] = []
+                engine.run_requests(done.append, weigh([1, 2]))
+                os._exit(0 if sorted(done) == [1, 2] else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

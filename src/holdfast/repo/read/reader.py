@@ -190,7 +190,8 @@ class SnapshotReader:
             else:
                 self._put_chunk(want, watch)
         rules = self._plan_rules(placed)
-        self._engine.run(partial(self._read_batch, watch), group_stretches(plan_stretches(placed, rules), rules))
+        run = self._engine.run_requests if self.is_distant else self._engine.run
+        run(partial(self._read_batch, watch), group_stretches(plan_stretches(placed, rules), rules))
 
     def _plan_rules(self, wants: Sequence[Want]) -> StretchRules:
         if not self.is_distant:
