@@ -19,6 +19,7 @@ from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
+from holdfast.repo.read.read_ahead import ReadAhead
 from holdfast.repo.read.reader import open_snapshot
 from holdfast.snapshot.load.opened import Opened
 from holdfast.texts import shorten
@@ -169,8 +170,8 @@ class _Comparison:
         yield from _compare_fields(x, y, _DEFAULTS.get(a.kind, {}), role)
         if x.get("dtype") != y.get("dtype") or x.get("shape") != y.get("shape") or (x.get("meta") or y.get("meta")):
             return
-        ours = ReadableEntry(self.before.opened.reader, a.entry, find_layout(a.entry))
-        theirs = ReadableEntry(self.after.opened.reader, b.entry, find_layout(b.entry))
+        ours = ReadableEntry(self.before.ahead, a.entry, find_layout(a.entry))
+        theirs = ReadableEntry(self.after.ahead, b.entry, find_layout(b.entry))
         if not is_same(ours, theirs, limit_bytes=self._limit_bytes):
             before, after = _format_sizes(a, b)
             yield Aspect("values", before, after, role)
@@ -253,6 +254,7 @@ class SnapshotSide:
     def __init__(self, opened: Opened, only: Sequence[str] = ()) -> None:
         """Read the leaves whose names match a pattern in `only`; all if there are no patterns."""
         self.opened = opened
+        self.ahead = ReadAhead(opened.reader)
         self.manifest: Manifest = opened.reader.manifest
         wanted = [leaf for leaf in opened.leaves if not only or matches(leaf.name, only)]
         self.leaves: dict[PathKey, Leaf] = {find_key(leaf.path_json): leaf for leaf in wanted}

@@ -16,7 +16,7 @@ from holdfast.diff.facts import parse_shape
 from holdfast.errors import Corrupt
 from holdfast.json_text import Json
 from holdfast.repo.format.entry import Entry
-from holdfast.repo.read.reader import SnapshotReader
+from holdfast.repo.read.read_ahead import ReadAhead
 
 _LETTERS: Final[Mapping[int, Literal["B", "H", "I", "Q"]]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _PACKED_DTYPES: Final = ("quint4x2", "quint2x4")
@@ -49,15 +49,13 @@ class ItemLayout:
 class ReadableEntry:
     """An entry with its layout and a reader for its bytes."""
 
-    reader: SnapshotReader
+    reader: ReadAhead
     entry: Entry
     layout: ItemLayout
 
     def read(self, start: int, stop: int) -> bytearray:
         """Read and verify the bytes from `start` to `stop`."""
-        data = bytearray(stop - start)
-        self.reader.read_into(self.entry, start, memoryview(data))
-        return data
+        return self.reader.read(self.entry, start, stop)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Final, Generic, TypeVar
@@ -17,6 +17,7 @@ from holdfast.diff.facts import LeafEntry
 from holdfast.diff.items import ItemLayout, ReadableEntry, Tile, find_layout, is_too_repetitive, iter_tiles
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.read.reader import open_snapshot
+from holdfast.snapshot.load.batches import iter_batches
 from holdfast.snapshot.load.opened import Opened
 from holdfast.tensors.memory import view_items, wrap_memory
 from holdfast.tensors.spec import TensorSpec, decode_spec, is_quantised
@@ -64,18 +65,35 @@ def measure(repo: Repository, diff: Diff) -> Diff:
         return diff
     with Opened(open_snapshot(repo, diff.a)) as before, Opened(open_snapshot(repo, diff.b)) as after:
         sides = SnapshotSide(before), SnapshotSide(after)
-        return replace(diff, changes=tuple(_measure_change(change, *sides) for change in diff.changes))
+        return replace(diff, changes=tuple(_iter_measured(diff.changes, *sides)))
 
 
 def _is_measurable(change: Change) -> bool:
     return change.kind == "changed" and any(aspect.what in _MEASURED for aspect in change.aspects)
 
 
+def _iter_measured(changes: Sequence[Change], before: SnapshotSide, after: SnapshotSide) -> Iterator[Change]:
+    """Yield the changes with their distances; entries of several changes are read together."""
+    limit = before.opened.reader.window_bytes // 4
+    for batch in iter_batches(changes, lambda change: _count_bytes(change, before), limit):
+        for side in (before, after):
+            side.ahead.announce(part.entry for change in batch for part in _find_parts(change, side).values())
+        yield from (_measure_change(change, before, after) for change in batch)
+
+
+def _find_parts(change: Change, side: SnapshotSide) -> Mapping[str, LeafEntry]:
+    key = find_key(change.path)
+    return side.contents[key].parts if _is_measurable(change) and key in side.contents else {}
+
+
+def _count_bytes(change: Change, side: SnapshotSide) -> int:
+    return sum(part.entry.size_bytes for part in _find_parts(change, side).values())
+
+
 def _measure_change(change: Change, before: SnapshotSide, after: SnapshotSide) -> Change:
     if not _is_measurable(change):
         return change
-    key = find_key(change.path)
-    ours, theirs = (side.contents[key].parts if key in side.contents else {} for side in (before, after))
+    ours, theirs = (_find_parts(change, side) for side in (before, after))
     found = []
     for role in dict.fromkeys(aspect.part for aspect in change.aspects if aspect.what in _MEASURED):
         if role in ours and role in theirs:
@@ -145,7 +163,7 @@ class _Values:
 
 def _open_values(side: SnapshotSide, part: LeafEntry) -> _Values | None:
     entry = part.entry
-    readable = ReadableEntry(side.opened.reader, entry, find_layout(entry))
+    readable = ReadableEntry(side.ahead, entry, find_layout(entry))
     if part.kind == "array":
         dtype = str(part.spec.get("dtype"))
         return _Values(readable, readable.layout.shape, _ARRAY_DTYPES.get(dtype, dtype))

@@ -19,6 +19,7 @@ from holdfast.diff.items import (
 )
 from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
+from holdfast.repo.read.read_ahead import ReadAhead
 from holdfast.repo.read.reader import SnapshotReader
 from tests.kit.saving import snapshot_of
 from tests.kit.tensors import raw_bytes
@@ -55,7 +56,9 @@ def test_items_are_the_same_in_every_layout(dtype: torch.dtype, limit_bytes: int
     store = Store(MemoryStore())
     store.save("x", [tensor.clone() if tensor._base is None else tensor for tensor in tensors])
     with SnapshotReader(store.repository, snapshot_of(store.repository, "x")) as reader:
-        entries = [ReadableEntry(reader, entry, find_layout(entry)) for entry in reader.manifest.iter_entries()]
+        entries = [
+            ReadableEntry(ReadAhead(reader), entry, find_layout(entry)) for entry in reader.manifest.iter_entries()
+        ]
 
         for i, a in enumerate(entries):
             for j, b in enumerate(entries[i:], start=i):
