@@ -13,6 +13,7 @@ from holdfast.repo.files import FileSource, is_below, plan_files
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.write.writer import Request, save
 from tests.kit.filetrees import MTIME_NS, make_tree
+from tests.kit.scripted_files import open_descriptors
 
 
 @pytest.fixture
@@ -222,8 +223,8 @@ def test_a_pipe_in_the_place_of_a_file_does_not_hang(tree: Path) -> None:
 
 
 def test_no_file_stays_open(tree: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     for source in plan_files(["data"]):
         source.read(0, source.size_bytes)
 
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() == before

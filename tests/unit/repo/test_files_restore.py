@@ -17,6 +17,7 @@ from holdfast.repo.names.snapshots import read_snapshot
 from holdfast.repo.read.reader import open_snapshot
 from holdfast.repo.write.writer import Request, save
 from tests.kit.filetrees import MTIME_NS, TREE_BYTES, make_tree
+from tests.kit.scripted_files import open_descriptors
 
 
 @pytest.fixture
@@ -205,13 +206,13 @@ def test_progress_counts_every_byte_once(tree: Path, repo: Repository, tmp_path:
 
 def test_no_handle_stays_open(tree: Path, repo: Repository, tmp_path: Path) -> None:
     _write(repo, *plan_files(["data"]))
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
 
     _restore(repo, tmp_path / "out")
     with pytest.raises(NameInUse):
         _restore(repo, tmp_path / "out")
 
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() == before
 
 
 def _refuse_links(*_names: object, **_options: object) -> None:
