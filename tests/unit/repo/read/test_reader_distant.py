@@ -225,3 +225,15 @@ def test_a_lost_pack_is_named(server: S3Server) -> None:
 
     with pytest.raises(MissingChunk, match=rf"'one', entry 'a'.* pack {at.pack_id} is gone"):
         load_bytes(new_repo(open_cloud(server)), "one")
+
+
+def test_damaged_bytes_are_never_written_to_the_callers_memory(server: S3Server) -> None:
+    repo = new_repo(open_cloud(server))
+    save_bytes(repo, "one", {"a": noise(MIB, seed=1), "b": noise(MIB, seed=2)})
+    rot(repo.store, only_pack(repo.store), pack_of(repo, "one", "b").offset + 5)
+    buffer = bytearray(MIB)
+
+    with open_reader(repo, "one") as reader, pytest.raises(DigestMismatch):
+        reader.read_all([(reader.find_entry("b"), memoryview(buffer))])
+
+    assert buffer == bytes(MIB)
