@@ -30,6 +30,11 @@ def count_requests_at_once(store: ObjectStore) -> int:
     return store.requests_at_once if isinstance(store, UntestedStore) else store.traits.requests_at_once
 
 
+def checks_uploads(store: ObjectStore) -> bool:
+    """Return the trait `checked_uploads` of a store whose requests wait; others are not tested for it."""
+    return count_requests_at_once(store) > 1 and store.traits.checked_uploads
+
+
 def run_together(store: ObjectStore, works: Sequence[Callable[[], Result]]) -> list[Result]:
     """Call all functions, at most `requests_at_once` of the store at a time, and return their results in order.
 

@@ -13,7 +13,7 @@ from holdfast.errors import Corrupt, NewerFormat, NotFound, StoreError
 from holdfast.objects.blocks import BlockPool
 from holdfast.objects.listing import BoundedStore, iter_objects
 from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore
-from holdfast.objects.together import count_requests_at_once, run_together
+from holdfast.objects.together import checks_uploads, count_requests_at_once, run_together
 from holdfast.repo.format.chunk import CHUNK_BYTES, RAW, Location
 from holdfast.repo.format.layout import (
     SNAPSHOTS,
@@ -43,7 +43,7 @@ class ExistingChunks:
     def __init__(self, repo: Repository, bases: Sequence[Manifest], *, avoid: frozenset[str]) -> None:
         """Search `bases`, then the index as last refreshed; packs whose key is in `avoid` count as absent."""
         self._store = repo.store
-        self._is_checked = repo.store.traits.checked_uploads
+        self._is_checked = checks_uploads(repo.store)
         self._avoid = avoid
         self._bases = [(base, base.locate_all()) for base in bases]
         self._index = repo.index
@@ -220,7 +220,7 @@ def list_names(repo: Repository, name: str) -> Sequence[ObjectInfo] | None:
 def is_whole(repo: Repository, snapshot: CommittedSnapshot) -> bool:
     """Return whether a snapshot can be read: read every byte, or find all files if the store proves what it keeps."""
     store = repo.store
-    if not store.traits.checked_uploads:
+    if not checks_uploads(store):
         return is_readable(repo, snapshot)
     try:
         needed = list(iter_needed(store, snapshot))

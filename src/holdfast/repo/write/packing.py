@@ -10,6 +10,7 @@ from contextlib import suppress
 from holdfast.errors import NotFound, StoreError
 from holdfast.objects.blocks import LentBlock
 from holdfast.objects.thread_pool import Task, ThreadPool
+from holdfast.objects.together import checks_uploads
 from holdfast.repo.format.chunk import Location
 from holdfast.repo.format.layout import new_file_id, pack_key
 from holdfast.repo.format.pack import PACK_LIMIT_BYTES, PAGE_BYTES, NewChunk, PackBuilder, PackedChunk
@@ -35,7 +36,7 @@ class Packer:
         self._index = index
         self._lease = lease
         self._pack_bytes = shares.pack_bytes
-        self._proven = None if self._store.traits.checked_uploads else proven
+        self._proven = None if checks_uploads(self._store) else proven
         self._sending = PacksInFlight(shares.packs_in_flight)
         self._open: PackBuilder | None = None
         self._unindexed: list[PackedChunk] = []

@@ -51,7 +51,7 @@ from holdfast.repo.names.marks import read_bad_packs, read_marked, read_marks
 from holdfast.repo.names.roots import RollbackTarget, is_present, iter_needed, read_rollback_target
 from holdfast.repo.names.snapshots import CommittedSnapshot, NameState, commit_snapshot, withdraw_snapshot
 from holdfast.repo.write.packing import Packer
-from holdfast.repo.write.shares import plan_shares
+from holdfast.repo.write.shares import share_budget
 from holdfast.repo.write.world import SINGLE_PROCESS, Ranks
 
 _log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class Transaction:
         self._stack = ExitStack()
         self._lease: Lease | None = None
         self.lease_id = ""
-        shares = plan_shares(self._store.traits, repo.budget_bytes)
+        shares = share_budget(self._store, repo.budget_bytes)
         self.packer = Packer(repo.index, self, shares, proven=repo.proven)
         self._name = ""
         self._state: NameState | None = None
@@ -131,7 +131,7 @@ class Transaction:
             with Ahead(self._store, self._list_index) as index:
                 self.lease_id, avoid = self._ranks.broadcast("begin", lambda: self._begin(locks))
                 # While the coordinator waits for other ranks, or for an upload, nothing else would renew the lease.
-                if self._lease is not None and (self._ranks.world_size > 1 or self._store.traits.upload_bytes):
+                if self._lease is not None and (self._ranks.world_size > 1 or count_requests_at_once(self._store) > 1):
                     stack.enter_context(kept_alive(self._lease))
                 if self._ranks.world_size > 1:
                     self._ranks.all_gather("share", lambda: self._verify_shared(locks))

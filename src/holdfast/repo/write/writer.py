@@ -45,7 +45,7 @@ from holdfast.repo.names.snapshots import (
 )
 from holdfast.repo.write.existing import ExistingChunks, is_whole, list_names, read_base, read_bases
 from holdfast.repo.write.fill import Filler, Hasher
-from holdfast.repo.write.shares import plan_shares
+from holdfast.repo.write.shares import share_budget
 from holdfast.repo.write.transaction import Draft, ManifestPart, Transaction, make_memory_unknown
 from holdfast.repo.write.world import SINGLE_PROCESS, Ranks
 from holdfast.texts import count, format_bytes, list_some
@@ -169,7 +169,7 @@ def save(
 @contextmanager
 def make_hasher(repo: Repository) -> Iterator[Hasher]:
     """Yield a hasher with threads and memory for one save."""
-    shares = plan_shares(repo.store.traits, repo.budget_bytes)
+    shares = share_budget(repo.store, repo.budget_bytes)
     with Engine("holdfast-hash", budget_bytes=shares.hash_bytes, waits=False) as engine:
         yield Hasher(
             engine,
