@@ -122,7 +122,7 @@ IMPORTING: Final = [
     "import model.safetensors in/1 --receipt r.json",
     "import model.safetensors in/2 --format safetensors --rename a=b --dtype float16 --overwrite",
     "import model.pt in/3 --unpickle",
-    "import model.safetensors in/1 --json",
+    "import model.safetensors in/5 --meta from=hub --json",
     "verify-import model.safetensors --against in/1",
     "verify-import model.pt --against in/3 --unpickle",
     "verify-import model.safetensors --receipt r.json --format safetensors --json",

@@ -13,7 +13,7 @@ from tests.cli.every_verb import IMPORTING, READING, WITH_TORCH, WRITING, make_f
 from tests.cli.runs import Cli
 from tests.kit.s3_server import Fault, Request, S3Server, Stored, serve_s3
 
-PLACES = ("init fresh", "--to other")
+PLACES = ("init fresh", "--to other", "--from other")
 """Places of other stores; these are in the bucket, too."""
 
 
