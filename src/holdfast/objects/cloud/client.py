@@ -28,7 +28,16 @@ RETRY_TIMEOUT_S: Final = 60.0
 TIMEOUTS_S: Final[dict[Load, float]] = {"small": 30.0, "large": 300.0}
 """How long one attempt may take; a pack of 64 MiB within 300 s is 1.8 Mbit/s."""
 _CONNECT_TIMEOUT_S: Final = 10.0
-_MAX_RETRIES: Final = 8
+_RETRIES: Final[dict[bool, dict[str, Any]]] = {
+    # Nobody has answered yet: the address is perhaps wrong, and people wait for the error.
+    False: {"max_retries": 8},
+    # The server is known: it is restarting or overloaded, and a run should survive that.
+    True: {
+        "max_retries": 12,
+        "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=8), "base": 3.0},
+    },
+}
+"""How requests are repeated, by whether the server has answered a request of this process."""
 _KINDS: Final[dict[str, Any]] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
 
 
@@ -60,15 +69,20 @@ class ClientOwner:
         self._place = place
         self.options = options
         self._lock = threading.Lock()
-        self._clients: dict[Load, Client] = {}
+        self._clients: dict[tuple[Load, bool], Client] = {}
+        self.has_answered = False
+        """Whether the server has answered a request; from then on, failing requests are repeated for longer."""
 
     def find(self, load: Load = "small") -> Client:
         """Return the client for requests of a size; raises StoreError in a child of a process that used one."""
         _RUNTIME.verify_process(self._place)
+        kind = (load, self.has_answered)
         with self._lock:
-            if load not in self._clients:
-                self._clients[load] = make_client(self._place, self.options, timeout_s=TIMEOUTS_S[load])
-            return self._clients[load]
+            if kind not in self._clients:
+                self._clients[kind] = make_client(
+                    self._place, self.options, timeout_s=TIMEOUTS_S[load], is_known=self.has_answered
+                )
+            return self._clients[kind]
 
     def __repr__(self) -> str:
         """Show the place and the names of the options."""
@@ -80,9 +94,17 @@ class ClientOwner:
 
 
 def make_client(
-    place: CloudPlace, options: StorageOptions, *, timeout_s: float, headers: dict[str, str] | None = None
+    place: CloudPlace,
+    options: StorageOptions,
+    *,
+    timeout_s: float,
+    is_known: bool = False,
+    headers: dict[str, str] | None = None,
 ) -> Client:
-    """Return a client; raises BadName for options that obstore does not have."""
+    """Return a client, which repeats requests for longer if the server `is_known`.
+
+    Raises BadName for options that obstore does not have.
+    """
     own = dict(options)
     client_options: dict[str, Any] = {
         "timeout": timedelta(seconds=timeout_s),
@@ -93,8 +115,7 @@ def make_client(
     }
     if headers:
         client_options["default_headers"] = {**client_options.get("default_headers", {}), **headers}
-    retry = {"max_retries": _MAX_RETRIES, "retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S)}
-    retry |= own.pop("retry_config", {})
+    retry = {"retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S), **_RETRIES[is_known], **own.pop("retry_config", {})}
     if place.scheme == "s3":
         own.setdefault("checksum_algorithm", "SHA256")
         own["credential_provider"] = find_provider(own) or own.pop("credential_provider", None)

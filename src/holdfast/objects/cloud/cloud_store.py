@@ -384,7 +384,9 @@ class CloudStore:
         while True:
             left -= 1
             try:
-                return request()
+                result = request()
+                self.clients.has_answered = True
+                return result
             except (exceptions.BaseError, FileNotFoundError) as error:
                 seconds, withheld = time.monotonic() - began, self.clients.options.withheld
                 failure = translate(error, Attempt(action, key, self.url, seconds, withheld))

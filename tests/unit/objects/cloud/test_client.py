@@ -73,6 +73,17 @@ def test_one_client_serves_all_small_requests_and_another_one_all_large_ones() -
     assert (small.client_options["timeout"], large.client_options["timeout"]) == ("30s", "5m")
 
 
+def test_a_server_that_has_answered_is_waited_for_longer() -> None:
+    owner = ClientOwner(PLACE, StorageOptions(OPTIONS))
+    first: Any = owner.find()
+
+    owner.has_answered = True
+    later: Any = owner.find()
+
+    assert (first.retry_config["max_retries"], later.retry_config["max_retries"]) == (8, 12)
+    assert later.retry_config["backoff"]["max_backoff"] == timedelta(seconds=8)
+
+
 def test_secrets_are_in_no_text_and_no_pickle() -> None:
     owner = ClientOwner(PLACE, StorageOptions(OPTIONS))
     owner.find()

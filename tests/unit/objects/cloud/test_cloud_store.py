@@ -335,3 +335,12 @@ def test_what_is_deleted_is_not_found(server: S3Server) -> None:
 
     with pytest.raises(NotFound, match="packs/one"):
         store.stat("packs/one")
+
+
+def test_an_answer_of_the_server_is_noted(server: S3Server) -> None:
+    store = open_cloud(server)
+    assert not store.clients.has_answered
+
+    store.list("packs/")
+
+    assert store.clients.has_answered
