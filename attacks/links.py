@@ -34,7 +34,8 @@ VERBS: Final = (
     ("put", "new", "FILE"), ("put", "old/2", "FILE", "--overwrite"), ("tag", "newest", "good"),
     ("tag", "--delete", "newest"), ("copy", "good", "--to", "ELSEWHERE"), ("mirror",), ("mirror", "ELSEWHERE", "--yes"),
     ("-s", "SOUND", "copy", "good", "--to", "STORE", "--overwrite"), ("rm", "old/1", "--yes"), ("init",),
-    ("repair", "--yes"), ("repair", "--from", "SOUND", "--yes"), ("gc", "--repack", "--yes", "--min-age", "0s"), ("gc", "--yes", "--min-age", "0s"),
+    ("repair", "--yes"), ("repair", "--from", "SOUND", "--yes"),
+    ("gc", "--repack", "--yes", "--min-age", "0s"), ("gc", "--yes", "--min-age", "0s"),
 )  # fmt: skip
 """All verbs, reading ones first; words in capitals are placeholders for paths that the caller chooses."""
 
