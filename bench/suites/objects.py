@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import count
@@ -25,11 +24,11 @@ from bench.kit.buckets import (
 from bench.kit.measure import Contestant, Goal, Result, Sizes, WrongResult, race, random_bytes
 from bench.kit.states import Shape, State, make_state, verify_state
 from holdfast.facade import Store
-from holdfast.objects.cloud.cloud_store import CloudStore
-from holdfast.objects.memory import MemoryStore
+from holdfast.objects.cloud.cloud_store import PACK_BYTES, REQUESTS_AT_ONCE, CloudStore
 from holdfast.repo.upkeep.collect import plan_collect
+from tests.kit.many_snapshots import fill_server
 from tests.kit.rounds import Rounds, count_rounds
-from tests.kit.s3_server import S3Server, Stored, serve_s3
+from tests.kit.s3_server import serve_s3
 from tests.unit.objects.cloud.servers import open_cloud
 
 _MIB: Final = 1 << 20
@@ -38,7 +37,7 @@ _TENSORS: Final = 64
 _OBJECT_BYTES: Final = (16 * _MIB, 64 * _MIB)
 _RANGE_BYTES: Final = (4 * _MIB, 8 * _MIB)
 _SNAPSHOTS: Final = 1000
-"""The goals of latest, ls and gc refer to this many; each row includes one round and two requests to open the store."""
+"""The goals of latest, ls and gc refer to this many."""
 _LOADED: Final = 128
 
 
@@ -128,36 +127,85 @@ def _verify_raw(raw: RawObjects, found: object) -> None:
         raise WrongResult(f"{RAW} returned other bytes than it was given")
 
 
-def _count_operations(snapshots: int, sizes: Sizes) -> list[Result]:
-    """Count requests and sequential rounds, without a clock, in a store that already has many snapshots."""
-    loaded = min(_LOADED, sizes.save_bytes // _MIB)
-    filled = _fill(snapshots, loaded)
-    found: list[Result] = []
+class _Counter:
+    """Counts requests and sequential rounds, without a clock, in a store that has many snapshots, a minute apart."""
 
-    def add(what: str, act: Callable[[Store], object], *, most_rounds: int, most_requests: int | None = None) -> None:
+    def __init__(self, snapshots: int) -> None:
+        self.results: list[Result] = []
+        self._snapshots = snapshots
+
+    def add(
+        self,
+        what: str,
+        act: Callable[[Store], object],
+        *,
+        most: tuple[int, int | None],
+        before: Callable[[Store], object] | None = None,
+        same_handle: bool = False,
+    ) -> None:
+        """Count an operation of a new handle, opening included, or of the one that did what comes before."""
         with serve_s3() as server:
-            _copy(filled, server)
+            fill_server(server, self._snapshots)
+            store = Store(open_cloud(server))
+            if before:
+                before(store)
             with count_rounds(CloudStore, "_ask") as rounds:
-                act(Store(open_cloud(server)))
-            found.extend(_make_rows(what, rounds, most_rounds, most_requests))
+                act(store if same_handle else Store(open_cloud(server)))
+            self.results.extend(_make_rows(what, rounds, *most))
 
+
+def _count_operations(snapshots: int, sizes: Sizes) -> list[Result]:
+    """Count the operations that people wait for; a new handle takes a round and two requests to open the store."""
+    loaded = min(_LOADED, sizes.save_bytes // _MIB)
+    model, small = _make_model(loaded), {"w": torch.arange(1000)}
+    packs = -(-loaded * _MIB // PACK_BYTES) + 1
     label = f", {snapshots:,} snapshots"
-    add("open" + label, lambda store: None, most_rounds=1)
-    add("open and latest" + label, lambda store: store.latest("run/"), most_rounds=3)
-    add("open and ls" + label, lambda store: store.snapshots("run/"), most_rounds=21)
-    new = {"w": torch.arange(1000)}
-    add(f"open and load of {loaded} x 1 MiB", lambda store: store.load("many"), most_rounds=9, most_requests=42)
-    add("open and small save", lambda store: store.save("new", new), most_rounds=13)
-    again = _make_model(loaded)
-    add("open and unchanged save", lambda store: store.save("again", again), most_rounds=13, most_requests=22 + 4)
-    add("open and gc plan" + label, lambda store: plan_collect(store.repository.store), most_rounds=61)
-    add("open and gc" + label, lambda store: store.gc(), most_rounds=151)
-    return found
+    # With these, no store has more names than one answer lists.
+    counter = _Counter(snapshots - 3)
+    add = counter.add
+    add("open" + label, lambda store: None, most=(1, None))
+    add("open and latest" + label, lambda store: store.latest("run/"), most=(3, None))
+    add("open and ls" + label, lambda store: store.snapshots("run/"), most=(21, None))
+    add(
+        f"open and load of {loaded} x 1 MiB",
+        lambda store: store.load("many"),
+        before=lambda store: store.save("many", model),
+        most=(9, 42),
+    )
+    add(
+        "small save, same handle",
+        lambda store: store.save("new/2", small),
+        before=lambda store: store.save("new/1", {"w": torch.zeros(1000)}),
+        same_handle=True,
+        most=(12, None),
+    )
+    add(
+        "unchanged save, same handle",
+        lambda store: store.save("again/2", model),
+        before=lambda store: store.save("again/1", model),
+        same_handle=True,
+        most=(12, 20 + packs),
+    )
+    add(
+        "open and unchanged save",
+        lambda store: store.save("again/2", model),
+        before=lambda store: store.save("again/1", model),
+        most=(13, 22 + packs),
+    )
+    add("open and gc plan" + label, lambda store: plan_collect(store.repository.store), before=_delete, most=(61, None))
+    add("open and gc" + label, lambda store: store.gc(), before=_delete, most=(151, None))
+    return counter.results
+
+
+def _delete(store: Store) -> None:
+    """Leave something to collect behind."""
+    store.save("dead", {"w": torch.arange(5000)})
+    store.delete("dead")
 
 
 def _make_rows(what: str, rounds: Rounds, most_rounds: int, most_requests: int | None) -> list[Result]:
     goals: Mapping[str, tuple[int, int | None]] = {
-        "rounds": (rounds.greatest, most_rounds),
+        "rounds": (rounds.count_waves(REQUESTS_AT_ONCE), most_rounds),
         "requests": (len(rounds.requests), most_requests),
     }
     return [
@@ -169,21 +217,3 @@ def _make_rows(what: str, rounds: Rounds, most_rounds: int, most_requests: int |
 def _make_model(count: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(21)
     return {f"w{n}": torch.randint(0, 255, (_MIB,), dtype=torch.uint8, generator=generator) for n in range(count)}
-
-
-def _fill(snapshots: int, loaded: int) -> Mapping[str, bytes]:
-    """Return the objects of a store with many small snapshots and a large one, some of them deleted."""
-    objects = MemoryStore()
-    store = Store(objects)
-    for step in range(snapshots):
-        store.save(f"run/step-{step}", {"step": torch.tensor(step)})
-    store.save("many", _make_model(loaded))
-    store.save("dead", {"w": torch.arange(5000)})
-    store.delete("dead")
-    return objects.contents()
-
-
-def _copy(objects: Mapping[str, bytes], server: S3Server) -> None:
-    now = time.time() - 3600.0
-    for key, data in objects.items():
-        server.objects[f"store/{key}"] = Stored(data, now)

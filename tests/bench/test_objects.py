@@ -19,7 +19,7 @@ def test_it_counts_the_rounds_and_requests_of_each_operation(tmp_path: Path, mon
 
     assert {result.unit for result in results} == {"rounds", "requests"}
     assert all(0 < result.figure < 1000 for result in results)
-    assert len({result.workload for result in results}) == 8
+    assert len({result.workload for result in results}) == 9
 
 
 def test_it_measures_saves_and_loads_against_obstore_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.objects.blocks import PAGE_BYTES, BlockPool, copy_bytes, is_aligned, new_block
+from holdfast.objects.blocks import PAGE_BYTES, BlockPool, GrowingBlock, copy_bytes, is_aligned, new_block
 
 
 @pytest.mark.parametrize("huge", [False, True])
@@ -50,3 +50,15 @@ def test_a_block_is_returned_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), pool.lend() as block:
         raise ZeroDivisionError
     assert pool.take() is block
+
+
+@pytest.mark.parametrize("expected_bytes", [1, 10 << 20])
+def test_appended_bytes_are_copied_and_kept_in_order(expected_bytes: int) -> None:
+    block, all_bytes = GrowingBlock(expected_bytes), bytearray()
+    for number, size in enumerate((0, 5, 100_000, 3 << 20, 1, 9 << 20, 4 << 20)):
+        data = bytearray([number + 1]) * size
+        block.append(memoryview(data))
+        all_bytes += data
+        data[:] = bytes(size)
+
+    assert block.find() == all_bytes

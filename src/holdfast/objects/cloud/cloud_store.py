@@ -19,6 +19,7 @@ from typing_extensions import Self
 
 from holdfast.digest import Buffer
 from holdfast.errors import Corrupt, NotFound, ObjectExists, ReadOnlyStore, StoreError
+from holdfast.objects.blocks import GrowingBlock
 from holdfast.objects.cloud.client import LARGE_BYTES, ClientOwner, Load
 from holdfast.objects.cloud.failures import Attempt, CloudAction, find_cause, is_cut, translate
 from holdfast.objects.cloud.place import CloudPlace
@@ -31,6 +32,8 @@ from holdfast.objects.together import run_together
 
 Result = TypeVar("Result")
 PACK_BYTES: Final = 64 << 20
+_PACK_END_BYTES: Final = 12 << 20
+"""Room for the last batch of a pack and its footer."""
 REQUESTS_AT_ONCE: Final = 64
 MAX_LISTED: Final = 10_000_000
 """More objects than any store has: memory for them is not allocated."""
@@ -403,19 +406,19 @@ class CloudUpload:
     def __init__(self, key: str, *, commit: Callable[[str, memoryview], None]) -> None:
         self._key = key
         self._commit = commit
-        self._data: bytearray | None = bytearray()
+        self._data: GrowingBlock | None = GrowingBlock(PACK_BYTES + _PACK_END_BYTES)
 
     def append(self, *buffers: Buffer) -> None:
         """Append copies of `buffers`."""
         data = self._verify_open()
         for buffer in buffers:
-            data += memoryview(buffer).cast("B")
+            data.append(memoryview(buffer).cast("B"))
 
     def commit(self) -> None:
         """Send all bytes and make the object visible."""
         data = self._verify_open()
         self.abort()
-        self._commit(self._key, memoryview(data))
+        self._commit(self._key, data.find())
 
     def abort(self) -> None:
         """Drop what was appended."""
@@ -429,7 +432,7 @@ class CloudUpload:
     ) -> None:
         self.abort()
 
-    def _verify_open(self) -> bytearray:
+    def _verify_open(self) -> GrowingBlock:
         if self._data is None:
             raise StoreError(f"the upload of {self._key} has ended; begin a new one", key=self._key)
         return self._data
