@@ -25,6 +25,7 @@ from bench.kit.measure import Contestant, Goal, Result, Sizes, WrongResult, race
 from bench.kit.states import Shape, State, make_state, verify_state
 from holdfast.facade import Store
 from holdfast.objects.cloud.cloud_store import PACK_BYTES, REQUESTS_AT_ONCE, CloudStore
+from holdfast.repo.handle.index import merge_tiers
 from holdfast.repo.upkeep.collect import plan_collect
 from tests.kit.many_snapshots import fill_server
 from tests.kit.rounds import Rounds, count_rounds
@@ -39,6 +40,7 @@ _RANGE_BYTES: Final = (4 * _MIB, 8 * _MIB)
 _SNAPSHOTS: Final = 1000
 """The goals of latest, ls and gc refer to this many."""
 _LOADED: Final = 128
+_SAVES: Final = 4
 
 
 def run(sizes: Sizes, work: Path) -> list[Result]:
@@ -161,7 +163,7 @@ def _count_operations(snapshots: int, sizes: Sizes) -> list[Result]:
     packs = -(-loaded * _MIB // PACK_BYTES) + 1
     label = f", {snapshots:,} snapshots"
     # With these, no store has more names than one answer lists.
-    counter = _Counter(snapshots - 3)
+    counter = _Counter(snapshots - _SAVES - 2)
     add = counter.add
     add("open" + label, lambda store: None, most=(1, None))
     add("open and latest" + label, lambda store: store.latest("run/"), most=(3, None))
@@ -175,14 +177,14 @@ def _count_operations(snapshots: int, sizes: Sizes) -> list[Result]:
     add(
         "small save, same handle",
         lambda store: store.save("new/2", small),
-        before=lambda store: store.save("new/1", {"w": torch.zeros(1000)}),
+        before=lambda store: _save_often(store, "new", {"w": torch.zeros(1000)}),
         same_handle=True,
         most=(12, None),
     )
     add(
         "unchanged save, same handle",
         lambda store: store.save("again/2", model),
-        before=lambda store: store.save("again/1", model),
+        before=lambda store: _save_often(store, "again", model),
         same_handle=True,
         most=(12, 20 + packs),
     )
@@ -195,6 +197,13 @@ def _count_operations(snapshots: int, sizes: Sizes) -> list[Result]:
     add("open and gc plan" + label, lambda store: plan_collect(store.repository.store), before=_delete, most=(61, None))
     add("open and gc" + label, lambda store: store.gc(), before=_delete, most=(151, None))
     return counter.results
+
+
+def _save_often(store: Store, name: str, state: dict[str, torch.Tensor]) -> None:
+    """Merge the fragments of the index, which every eighth save does, and save a few times."""
+    merge_tiers(store.repository.store)
+    for number in range(_SAVES):
+        store.save(f"{name}/before-{number}", state)
 
 
 def _delete(store: Store) -> None:
