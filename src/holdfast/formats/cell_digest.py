@@ -7,7 +7,7 @@ one cell is the BLAKE3 of its bytes; of a larger one, the BLAKE3 of the digests 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
@@ -98,11 +98,3 @@ class CellDigest:
             self._digests.append(Digest(self._hasher.digest()))
         self._hasher = None
         self._end = next(self._ends, self._end)
-
-
-def digest_items(dtype: torch.dtype, shape: Coordinates, pieces: Iterable[memoryview]) -> Digest:
-    """Return the digest of a tensor by its bytes in C order."""
-    cells = CellDigest(dtype, shape)
-    for piece in pieces:
-        cells.update(piece)
-    return cells.digest()

@@ -59,11 +59,6 @@ def run_together(store: ObjectStore, works: Sequence[Callable[[], Result]]) -> l
         pool.shutdown()
 
 
-def read_together(store: ObjectStore, keys: Sequence[str], *, limit_bytes: int) -> list[bytes]:
-    """Return the whole objects, in order; raises as `ObjectStore.read` does."""
-    return run_together(store, [lambda key=key: store.read(key, limit_bytes=limit_bytes) for key in keys])  # type: ignore[misc]  # a default binds it
-
-
 def iter_together(
     store: ObjectStore, works: Iterable[tuple[Callable[[], Result], int]]
 ) -> Generator[Result, None, None]:

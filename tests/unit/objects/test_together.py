@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from holdfast.errors import NotFound
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.protocol import StoreTraits
-from holdfast.objects.together import AHEAD_BYTES, delete_together, iter_together, read_together, run_together
+from holdfast.objects.together import AHEAD_BYTES, delete_together, iter_together, run_together
 from tests.kit.rounds import count_rounds
 
 
@@ -68,7 +69,7 @@ def test_objects_are_read_in_one_round(store: Waiting) -> None:
         store.create(key, key.encode())
 
     with count_rounds(MemoryStore, "read") as rounds:
-        found = read_together(store, keys, limit_bytes=100)
+        found = run_together(store, [partial(store.read, key, limit_bytes=100) for key in keys])
         store.read(keys[0], limit_bytes=100)
 
     assert found == [key.encode() for key in keys]

@@ -28,16 +28,13 @@ RETRY_TIMEOUT_S: Final = 60.0
 TIMEOUTS_S: Final[dict[Load, float]] = {"small": 30.0, "large": 300.0}
 """How long one attempt may take; a pack of 64 MiB within 300 s is 1.8 Mbit/s."""
 _CONNECT_TIMEOUT_S: Final = 10.0
-_RETRIES: Final[dict[bool, dict[str, Any]]] = {
-    # Nobody has answered yet: the address is perhaps wrong, and people wait for the error.
-    False: {"max_retries": 8},
-    # The server is known: it is restarting or overloaded, and a run should survive that.
-    True: {
-        "max_retries": 12,
-        "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=8), "base": 3.0},
-    },
+_FIRST_RETRIES: Final[dict[str, Any]] = {"max_retries": 8}
+"""For a server that has not answered yet: a few seconds, because its address may be wrong."""
+_LATER_RETRIES: Final[dict[str, Any]] = {
+    "max_retries": 12,
+    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=8), "base": 3.0},
 }
-"""How requests are repeated, by whether the server has answered a request of this process."""
+"""For a server that has answered before: about half a minute, because it may be restarting or overloaded."""
 _KINDS: Final[dict[str, Any]] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
 
 
@@ -115,7 +112,8 @@ def make_client(
     }
     if headers:
         client_options["default_headers"] = {**client_options.get("default_headers", {}), **headers}
-    retry = {"retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S), **_RETRIES[is_known], **own.pop("retry_config", {})}
+    retry = {"retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S), **(_LATER_RETRIES if is_known else _FIRST_RETRIES)}
+    retry |= own.pop("retry_config", {})
     if place.scheme == "s3":
         own.setdefault("checksum_algorithm", "SHA256")
         own["credential_provider"] = find_provider(own) or own.pop("credential_provider", None)
