@@ -1,1 +1,1 @@
-"""Mirrors: a second store that receives every snapshot of the first one, behind the training."""
+"""Mirrors: a second store, to which every snapshot of the first one is uploaded in the background."""

@@ -162,7 +162,7 @@ def serve(job: dict[str, Any]) -> None:
         _upload(job)
         _write({"end": True})
     except BrokenPipeError:
-        return  # the parent has died: nobody waits for the rest, and the next process continues
+        return  # the parent has died; the next process uploads the rest
     except Exception as error:  # noqa: BLE001  # the parent raises it
         _write({"error": str(error) or type(error).__name__})
 

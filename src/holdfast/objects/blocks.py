@@ -128,7 +128,10 @@ class BlockPool:
 
 
 class GrowingBlock:
-    """Bytes that are appended one after the other. A `bytearray` takes five times as long, and keeps the GIL."""
+    """Bytes that are appended one after the other, in one block that is large enough.
+
+    A `bytearray` is copied as it grows, with the GIL held: 0.16 s of CPU time for four times 64 MiB, this 0.11 s.
+    """
 
     def __init__(self, expected_bytes: int) -> None:
         """Make room for `expected_bytes` once there are many; memory that is not written to is not used."""

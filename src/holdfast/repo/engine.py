@@ -119,7 +119,7 @@ def _run_and_tell(work: Callable[[Item], object], item: Item, number: int, ended
     try:
         work(item)
     finally:
-        with suppress(MemoryError):  # whoever waits for this looks again after a while
+        with suppress(MemoryError):  # the caller checks all tasks again after a while
             ended.put(number)
 
 

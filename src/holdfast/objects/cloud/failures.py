@@ -36,7 +36,7 @@ _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>(\w{1,80})</Code>")
 _RETRIES: Final = re.compile(r"after (\d{1,6}) retries")
 _RANGE_ERROR: Final = "InvalidRangeRequest"
-"""In obstore's own error for a range that begins behind the end of an object."""
+"""In obstore's own error for a range that begins after the end of an object."""
 _GARBLED: Final = re.compile(
     r"Got invalid [\w ]*response|non-partial response|Content-Range|metadata from headers|Requested [\d.]+, got"
 )

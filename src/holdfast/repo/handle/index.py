@@ -327,7 +327,7 @@ class ChunkIndex:
         return self
 
     def expire(self) -> None:
-        """Let the first search list the fragments anew."""
+        """Forget the last listing: the next search lists the fragments first."""
         self._is_outdated = True
 
     def relist(self) -> None:

@@ -52,7 +52,8 @@ class StoreIdentity:
         """Return the config that the store has now, like `config.read_config`.
 
         On a store whose requests wait, a listing shows that the record which was read last is still the newest and
-        unchanged: no record is ever replaced, and a store that was created anew has a record of another version.
+        unchanged: no record is ever replaced, and if the store was deleted and created again, its record has another
+        version.
         """
         if count_requests_at_once(store) == 1:
             return read_config(store)
