@@ -35,7 +35,7 @@ from holdfast.compile_cache.code.known import (
     name_known,
     read_cell,
 )
-from holdfast.compile_cache.code.targets import HIGHER_ORDER, name_operator
+from holdfast.compile_cache.code.operators import HIGHER_ORDER, name_operator
 from holdfast.compile_cache.key_parts import UnknownCode
 from holdfast.digest import hash_kind
 

@@ -13,46 +13,13 @@ import torch._numpy
 from torch._dynamo.utils import numpy_method_wrapper, numpy_operator_wrapper, numpy_to_tensor_wrapper
 
 from holdfast.compile_cache.code.known import is_in_torch
+from holdfast.compile_cache.code.operators import HIGHER_ORDER, name_operator
 from holdfast.compile_cache.key_parts import Uncacheable
 from holdfast.texts import shorten
 
 # Modules other than torch whose functions are determined by the Python version.
 _PYTHON_MODULES: Final = frozenset({"_operator", "operator", "math", "builtins"})
 
-# Higher-order operators that their arguments and subgraphs describe completely.
-HIGHER_ORDER: Final = frozenset(
-    {
-        "associative_scan",
-        "cond",
-        "flex_attention",
-        "flex_attention_backward",
-        "invoke_subgraph",
-        "map_impl",
-        "scan",
-        "tag_activation_checkpoint",
-        "while_loop",
-    }
-)
-
-# Namespaces of operators that are part of torch, so that its version identifies their code.
-BUILTIN_NAMESPACES: Final = frozenset(
-    {
-        "_native",
-        "_quantized",
-        "aten",
-        "inductor",
-        "inductor_prims",
-        "mkl",
-        "mkldnn",
-        "mkldnn_prepacked",
-        "onednn",
-        "prim",
-        "prims",
-        "quantized",
-        "rngprims",
-        "sparse",
-    }
-)
 # What these do depends on the process group, which is not in the graph.
 _COLLECTIVE_NAMESPACES: Final = frozenset(
     {"_c10d_functional", "_c10d_functional_autograd", "_dtensor", "c10d", "fsdp", "symm_mem"}
@@ -88,18 +55,6 @@ def name_target(target: object, versions: Mapping[str, str]) -> str:
         case numpy_to_tensor_wrapper() | numpy_operator_wrapper() | numpy_method_wrapper():
             return _name_numpy(target)
     raise Uncacheable(f"the graph calls {_shorten(target)}, which is neither a function nor an operator")
-
-
-def name_operator(target: Any) -> str:  # Any: torch does not type these methods
-    """Return an operator's name, `namespace::name` or with an overload `namespace::name.overload`."""
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        return str(target._qualified_op_name)
-    return str(target.name())
-
-
-def is_builtin(operator_name: str) -> bool:
-    """Return whether an operator, `namespace::name`, is part of torch."""
-    return operator_name.partition("::")[0] in BUILTIN_NAMESPACES
 
 
 def _name_higher_order(target: torch._ops.HigherOrderOperator) -> str:

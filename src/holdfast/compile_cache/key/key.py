@@ -8,10 +8,11 @@ import torch
 from torch.fx import GraphModule
 
 from holdfast.compile_cache.key.cacheability import verify_cacheable
+from holdfast.compile_cache.key.flags import describe_flags
 from holdfast.compile_cache.key.graph import GraphText
 from holdfast.compile_cache.key.inputs import Symbols, describe_aliasing, describe_inputs
 from holdfast.compile_cache.key.ops import describe_operators
-from holdfast.compile_cache.key.settings import describe_config, describe_flags, describe_options
+from holdfast.compile_cache.key.settings import describe_config, describe_options
 from holdfast.compile_cache.key.system import describe_system
 from holdfast.compile_cache.key_parts import GraphKey, hash_parts
 

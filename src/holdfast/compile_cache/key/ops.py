@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 
 from holdfast.compile_cache.code.digest import digest_code
 from holdfast.compile_cache.code.known import find_user_code
-from holdfast.compile_cache.code.targets import is_builtin, name_operator
+from holdfast.compile_cache.code.operators import is_builtin, name_operator
 from holdfast.compile_cache.code.torch_tables import (
     KERNELS,
     PATTERN,

@@ -8,11 +8,10 @@ import pytest
 import torch
 import torch._dynamo.config as dynamo_config
 import torch._inductor.config as inductor_config
-import torch._native.registry as native_registry
 import torch.compiler.config as compiler_config
 from torch.fx import Graph
 
-from holdfast.compile_cache.key.settings import describe_config, describe_flags
+from holdfast.compile_cache.key.settings import describe_config
 from holdfast.compile_cache.key_parts import GraphKey, Uncacheable
 from tests.kit.graph_keys import record_keys
 
@@ -20,7 +19,6 @@ from tests.kit.graph_keys import record_keys
 _CONFIG: Any = inductor_config
 _DYNAMO: Any = dynamo_config
 _COMPILER: Any = compiler_config
-_native: Any = native_registry
 
 
 class _Pass:
@@ -77,26 +75,3 @@ def test_settings_of_compile_workers_do_not_change_the_key(name: str, value: obj
 def test_fakes_that_come_from_a_profile_have_no_digest() -> None:
     with _DYNAMO.patch(_custom_ops_profile=object()), pytest.raises(Uncacheable, match="_custom_ops_profile"):
         describe_config()
-
-
-def test_kernels_in_python_that_are_disabled_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual: Any = describe_flags(())
-
-    # As torch.backends.python_native.disable_operations does, which also registers kernels again, with a warning.
-    monkeypatch.setattr(_native._filter_state, "_op_symbols", {"_foreach_mm"})
-
-    disabled: Any = describe_flags(())
-    assert disabled["backends"]["native"]["disabled"]["_op_symbols"] == ["_foreach_mm"]
-    assert usual["backends"]["native"]["disabled"]["_op_symbols"] == []
-
-
-def test_the_current_gpu_is_part_of_the_key_of_a_graph_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A graph that creates a tensor on "cuda" is compiled for the GPU that is the current one.
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-
-    def describe(device: int, *kinds: str) -> Any:
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: device)
-        return describe_flags(kinds)
-
-    assert describe(0, "cuda") != describe(1, "cuda")
-    assert describe(0, "cpu") == describe(1, "cpu")
