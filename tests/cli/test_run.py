@@ -51,7 +51,7 @@ def test_diff_names_the_origin_and_exits_with_1(recorded: Cli) -> None:
     lines = ran.out.splitlines()
     assert lines[0] == "good -> bad"
     assert "environment  torch  2.12 -> 2.13" in lines
-    assert "note: bad: a slow disk" in lines
+    assert lines.index("note: bad: a slow disk") > next(at for at, line in enumerate(lines) if "origin: " in line)
     headline = "output differs though inputs and parameters are equal (model.py:7)"
     assert f"origin: step 1, forward, layers.1: {headline}" in lines
     assert re.search(r"^  rel 0\.\d+  max abs 0\.25 at \(0, 0\): 0 against 0\.25  ", ran.out, re.MULTILINE)

@@ -165,8 +165,10 @@ def _find_steps(a: Run, b: Run, only: Collection[int] | None) -> list[int]:
 
 
 def _iter_notes(a: Run, b: Run) -> Iterator[str]:
+    shared = [note for note in a.facts.notes if note in b.facts.notes]
+    yield from (f"both runs: {note}" for note in shared)
     for run, other in ((a, b), (b, a)):
-        yield from (f"{run.facts.name}: {note}" for note in run.facts.notes)
+        yield from (f"{run.facts.name}: {note}" for note in run.facts.notes if note not in shared)
         if run.facts.status != "complete":
             yield f"{run.facts.name}: the recording was not finished"
         extra = sorted(set(run.steps) - set(other.steps))

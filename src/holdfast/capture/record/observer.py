@@ -208,6 +208,10 @@ class Observer:
                 " digests and statistics are still kept"
             )
             return False
+        if options.when_full == "block":
+            self.spool.make_room(size_bytes, tuple(self.notes))
+            self.report_failures()
+            return not self._is_full_off
         if self.spool.has_room(size_bytes):
             return True
         if options.when_full == "raise":
@@ -216,14 +220,8 @@ class Observer:
                 " raise queue_bytes, record less, or pass when_full='block' or 'degrade'",
                 needed_bytes=size_bytes,
             )
-        if options.when_full == "degrade":
-            self.note(
-                f"degraded to stats since step {self.step} whenever queue_bytes={options.queue_bytes} was used up"
-            )
-            return False
-        self.spool.wait_for_room(size_bytes, tuple(self.notes))
-        self.report_failures()
-        return not self._is_full_off
+        self.note(f"degraded to stats since step {self.step} whenever queue_bytes={options.queue_bytes} was used up")
+        return False
 
 
 def find_source() -> str:

@@ -22,7 +22,6 @@ _SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*\Z")
 _STEPS: Final = re.compile(r"([0-9]+)(?:(-)([0-9]*)|:([0-9]+)(?::([0-9]+))?)?\Z")
 _QUEUE_BYTES: Final = 512 << 20
 _SEGMENT_STEPS: Final = 32
-_SEGMENT_S: Final = 60.0
 _BINS: Final = 32
 
 
@@ -42,7 +41,7 @@ class RecordOptions(TypedDict, total=False):
     overwrite: bool
     first_step: int
     segment_steps: int
-    segment_s: float
+    segment_s: float | None
     bins: int
 
 
@@ -65,7 +64,7 @@ class Options:
     overwrite: bool = False
     first_step: int = 0
     segment_steps: int = _SEGMENT_STEPS
-    segment_s: float = _SEGMENT_S
+    segment_s: float | None = None
     bins: int = _BINS
     """Number of histogram bins."""
 
@@ -102,7 +101,7 @@ def make_options(choices: RecordOptions) -> Options:
         overwrite=choices.get("overwrite", False),
         first_step=choices.get("first_step", 0),
         segment_steps=choices.get("segment_steps", _SEGMENT_STEPS),
-        segment_s=choices.get("segment_s", _SEGMENT_S),
+        segment_s=choices.get("segment_s"),
         bins=choices.get("bins", _BINS),
     )
 

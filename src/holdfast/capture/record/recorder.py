@@ -69,7 +69,10 @@ def record(
             drill: names of modules whose single operations are recorded too.
             overwrite: replace an existing run of that name.
             first_step: number of the first step, for a resumed run.
-            segment_steps, segment_s: commit after this many steps or seconds.
+            segment_steps: commit after at most this many steps; the first ones are committed after 1, 3, 7, 15 ...
+                steps. A crash loses the steps since the last commit: never more than were committed, plus one.
+            segment_s: commit also after this many seconds. Equal runs are then cut at different steps, and their
+                events are stored again.
             bins: number of histogram bins.
     """
     # Hooks belong to torch's optimizer; a wrapper around it need not have any.

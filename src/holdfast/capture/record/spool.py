@@ -40,10 +40,12 @@ class PendingSegment:
     """Events and copies that will become one segment."""
 
     number: int
+    started_s: float = 0.0
+    max_steps: int = 1
+    """It is sealed after this many steps, if not before."""
     events: list[Event] = field(default_factory=list)
     copies: dict[int, Copy] = field(default_factory=dict)
     size_bytes: int = 0
-    started_s: float = field(default_factory=time.monotonic)
     steps: int = 0
     notes: tuple[str, ...] = ()
     is_last: bool = False
@@ -83,11 +85,13 @@ class Spool:
         self._error: Exception | None = None
         self._new_bytes = 0
         self._next_number = 0
+        self._sealed_steps = 0
         self.pending = self._open_batch()
 
     def _open_batch(self) -> PendingSegment:
         self._next_number += 1
-        return PendingSegment(self._next_number - 1)
+        # Segments grow, so that a run which ends early, or has slow steps, loses at most about half of its steps.
+        return PendingSegment(self._next_number - 1, time.monotonic(), self._sealed_steps + 1)
 
     @property
     def rank(self) -> int:
@@ -117,9 +121,13 @@ class Spool:
     def _fits(self, size_bytes: int) -> bool:
         return self._copy_bytes + size_bytes <= self._queue_bytes or self._copy_bytes == 0
 
-    def wait_for_room(self, size_bytes: int, notes: tuple[str, ...]) -> None:
-        """Seal the pending segment, and wait until a copy fits."""
-        self.seal(notes)
+    def make_room(self, size_bytes: int, notes: tuple[str, ...]) -> None:
+        """Seal the pending segment if a copy would make it larger than half the budget, and wait until the copy fits.
+
+        Where a segment ends depends on the bytes alone, not on how far the writer is.
+        """
+        if self.pending.size_bytes and self.pending.size_bytes + size_bytes > self._queue_bytes // 2:
+            self.seal(notes)
         with self._changed:
             self._changed.wait_for(lambda: self._fits(size_bytes))
 
@@ -148,18 +156,22 @@ class Spool:
                 self._free.setdefault(size_bytes, []).append(copy.memory)
                 self._free_bytes += size_bytes
 
-    def is_full(self, *, segment_steps: int, segment_s: float) -> bool:
-        """Return whether the pending segment should be sealed."""
+    def is_full(self, *, segment_steps: int, segment_s: float | None) -> bool:
+        """Return whether the pending segment should be sealed, now that a step has ended.
+
+        Unless `segment_s` is given, equal runs have equal segments: these are stored once, however fast a run is.
+        """
         batch = self.pending
         return (
             batch.size_bytes >= self._queue_bytes // 4
-            or batch.steps >= segment_steps
+            or batch.steps >= min(segment_steps, batch.max_steps)
             or len(batch.events) >= _MAX_EVENTS
-            or time.monotonic() - batch.started_s >= segment_s
+            or (segment_s is not None and time.monotonic() - batch.started_s >= segment_s)
         )
 
     def seal(self, notes: tuple[str, ...], *, is_last: bool = False) -> None:
         """Hand the pending segment to the writer thread, and start that thread if needed."""
+        self._sealed_steps += self.pending.steps
         batch, self.pending = self.pending, self._open_batch()
         batch.notes, batch.is_last = notes, is_last
         with self._changed:

@@ -143,7 +143,7 @@ def make_report(
 
 def _iter_notes(facts: Sequence[RunFacts], diff: RunDiff, limits: ReportLimits) -> Iterator[str]:
     # Notes of a single run are shown beside its name.
-    shown = {f"{each.name}: {note}" for each in facts for note in each.notes}
+    shown = {f"{name}: {note}" for each in facts for note in each.notes for name in (each.name, "both runs")}
     yield from (note for note in diff.notes if note not in shown)
     if len(diff.rows) > limits.rows:
         yield f"{len(diff.rows) - limits.rows} more tensors differ; the table has the first {limits.rows}."

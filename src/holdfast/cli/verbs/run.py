@@ -263,11 +263,11 @@ def _print_diff(diff: RunDiff, output: Output, *, is_all: bool) -> None:
         [change.what, f"{format_setting(change.a)} -> {format_setting(change.b)}"] for change in diff.environment
     ]
     output.columns([["environment", *change] for change in changes])
-    for note in diff.notes:
-        output.line(f"note: {note}")
     output.line(f"origin: {diff.headline}" if diff.origin else diff.headline)
     if diff.origin:
         _print_origin(diff.origin, output)
+    for note in diff.notes:
+        output.line(f"note: {note}")
     # There are many close tensors, and they are seldom of interest.
     rows = diff.rows if is_all else [row for row in diff.rows if row.cls != "close"][:_MAX_LINES]
     if rows:

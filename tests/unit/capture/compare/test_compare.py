@@ -12,7 +12,7 @@ import torch.utils.checkpoint
 from holdfast.capture.compare.compare import DiffOptions, diff_runs
 from holdfast.capture.compare.measure import EXACT
 from holdfast.capture.stored.events import Event
-from holdfast.capture.stored.runs import Run
+from holdfast.capture.stored.runs import Run, RunFacts
 from tests.kit.made_runs import Observation, make_tensor_run
 from tests.kit.planted_faults import Tiny, leave_dropout_on, name, train, train_well
 
@@ -111,6 +111,17 @@ def test_steps_that_only_one_run_has_are_noted() -> None:
 
     assert result.origin is None
     assert "good: steps 2 are not in good" in result.notes
+
+
+def test_a_note_of_both_runs_is_given_once() -> None:
+    good, again = (
+        Run(RunFacts(name, notes=("never called: spare", f"only {name}")), run._source)
+        for name, run in (("a", train_well(steps=1)), ("b", train_well(steps=1)))
+    )
+
+    notes = diff_runs(good, again).notes
+
+    assert notes == ("both runs: never called: spare", "a: only a", "b: only b")
 
 
 def test_environments_are_compared_first() -> None:

@@ -325,6 +325,6 @@ def test_segments_end_after_so_many_steps() -> None:
             training.step()
 
     assert sorted(segment.name for segment, _ in iter_segments(repo, "run")) == [
-        f"@runs/run/@r0/{number:08d}" for number in range(3)
+        f"@runs/run/@r0/{number:08d}" for number in range(4)
     ]
     assert list(read_run(repo, "run").steps) == [0, 1, 2, 3, 4]

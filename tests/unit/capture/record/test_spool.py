@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from itertools import count
 
 import pytest
 import torch
 
 from holdfast.capture.record.observer import RecordingWarning
+from holdfast.capture.record.options import LevelName
+from holdfast.capture.record.spool import Copy, Spool
 from holdfast.capture.stored.runs import read_run
+from holdfast.capture.stored.segments import iter_segments
 from holdfast.errors import StoreError, StoreFull
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.layout import MANIFESTS
@@ -114,5 +118,69 @@ def test_what_was_committed_before_a_crash_is_readable() -> None:
     run = read_run(open_repository(inner), "run")
 
     assert run.facts.status == "unfinished"
-    assert list(run.steps) == [0, 1, 2, 3]
+    assert list(run.steps) == [0, 1, 2]
     recording.__exit__(None, None, None)
+
+
+def test_a_crash_loses_no_more_steps_than_were_committed_plus_one() -> None:
+    training, repo = new_training(), new_repo()
+    recording = training.record(repo, segment_steps=8)
+    recording.__enter__()
+    committed = []
+    for _ in range(24):
+        training.step()
+        recording._spool.wait()
+        committed.append(len({step for segment, _ in iter_segments(repo) for step in segment.roots}))
+
+    # A step ends when the next one begins.
+    lost = [ended - kept for ended, kept in enumerate(committed)]
+    assert all(steps <= kept and steps < 8 for steps, kept in zip(lost, committed, strict=True))
+    recording.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("level", ["stats", "full"])
+def test_an_equal_run_is_stored_once_however_fast_the_clock_runs(
+    level: LevelName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo = new_repo()
+    added = []
+    for name, seconds in (("first", 0.001), ("second", 25.0)):
+        ticks = count(step=seconds)
+        monkeypatch.setattr("holdfast.capture.record.spool.time.monotonic", ticks.__next__)
+        training = new_training()
+        with training.record(repo, name, level=level) as rec:
+            for _ in range(24):
+                training.step()
+        added.append(rec.new_bytes)
+
+    segments = {
+        name: [segment.roots.keys() for segment, _ in iter_segments(repo, name)] for name in ("first", "second")
+    }
+    assert sorted(map(sorted, segments["first"])) == sorted(map(sorted, segments["second"]))
+    # A manifest lists its tensors, and is not shared.
+    limit = added[0] / 10 if level == "full" else 1024 * len(segments["second"])
+    assert added[1] < limit
+
+
+def test_where_segments_end_does_not_depend_on_how_far_the_writer_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_digests() -> list[bytes]:
+        repo = new_repo()
+        training = new_training()
+        with training.record(repo, level="full", queue_bytes=4000):
+            for _ in range(3):
+                training.step()
+        found = sorted(iter_segments(repo, "run"), key=lambda each: each[0].number)
+        return [record.digest for _, record in found]
+
+    behind = find_digests()
+    add_copy = Spool.add_copy
+
+    def wait_first(spool: Spool, copy: Copy) -> str:
+        spool.wait()
+        return add_copy(spool, copy)
+
+    monkeypatch.setattr(Spool, "add_copy", wait_first)
+    ahead = find_digests()
+
+    assert len(behind) > 4
+    assert ahead == behind
