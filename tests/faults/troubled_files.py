@@ -91,6 +91,9 @@ class TroubledFiles:
     def is_cached(self, handle: int, start: int) -> bool:
         return self._live().is_cached(handle, start)
 
+    def find_available_memory(self) -> int | None:
+        return self._live().find_available_memory()
+
     def read_into(self, handle: int, start: int, buffer: memoryview) -> int:
         return self._live().read_into(handle, start, buffer)
 

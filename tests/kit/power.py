@@ -147,6 +147,10 @@ class SimulatedDisk:
         """Return False, so that direct reads are used; both ways return the same bytes."""
         return False
 
+    def find_available_memory(self) -> int | None:
+        """Return None, so that direct reads are used."""
+        return None
+
     def read_into(self, handle: int, start: int, buffer: memoryview) -> int:
         with self._lock:
             self._verify_alive()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
@@ -223,6 +223,25 @@ class LendingStore(Protocol):
 
         The memory is freed when the last view of it is gone.
         """
+
+
+ReadInto = Callable[[str, int, memoryview], None]
+"""Fills a buffer, as `ObjectStore.read_into` does."""
+
+
+class KeptReads(Protocol):
+    """The reads of one caller, whose bytes stay in the memory of the system while there is room."""
+
+    def run(self) -> AbstractContextManager[ReadInto]:
+        """Begin reads that mostly follow each other in an object; yields the function to read with, for one thread."""
+
+
+@runtime_checkable
+class KeepingStore(Protocol):
+    """Optional: a store whose reads can stay in the memory of the system, for the next reader of the same bytes."""
+
+    def keep_reads(self) -> KeptReads:
+        """Begin the reads of bytes that are likely to be wanted again, by this process or another one."""
 
 
 @runtime_checkable

@@ -17,6 +17,7 @@ from holdfast.objects.protocol import (
     MAX_KEY_BYTES,
     BlockUpload,
     ConditionalStore,
+    KeepingStore,
     LendingStore,
     ObjectStore,
 )
@@ -183,6 +184,28 @@ class StoreContract:
                 store.read_range("packs/one", start, size_bytes)
         with pytest.raises(NotFound):
             store.read_range("packs/two", 0, 1)
+
+    def test_a_run_of_kept_reads_returns_the_same_bytes(self, store: ObjectStore) -> None:
+        if not isinstance(store, KeepingStore):
+            pytest.skip("the system cannot keep what is read from this store")
+        store.create("packs/one", b"0123456789")
+        store.create("packs/two", b"abcdefghij")
+        buffer = bytearray(4)
+        with store.keep_reads().run() as read_into:
+            for key, start, found in (
+                ("one", 0, b"0123"),
+                ("one", 4, b"4567"),
+                ("two", 6, b"ghij"),
+                ("one", 1, b"1234"),
+            ):
+                read_into(f"packs/{key}", start, memoryview(buffer))
+                assert buffer == found
+            with pytest.raises(Corrupt, match="packs/one"):
+                read_into("packs/one", 7, memoryview(buffer))
+            with pytest.raises(NotFound):
+                read_into("packs/three", 0, memoryview(buffer))
+            with pytest.raises(BadName):
+                read_into("../one", 0, memoryview(buffer))
 
     def test_stat_returns_key_size_and_time(self, store: ObjectStore) -> None:
         before = store.clock()

@@ -189,6 +189,7 @@ def load_into_together(
             manifest=chunk_exchange.heads,
             progress=options.progress,
             cache=find_cache(repo.store),
+            keep=True,
         )
         with Opened(reader) as opened:
 

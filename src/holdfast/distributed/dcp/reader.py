@@ -181,7 +181,7 @@ class StorageReader(TorchStorageReader):
             repo = self._lazy_store.repository
             cache = find_cache(repo.store)
             with SnapshotReader(
-                repo, found.snapshot, verify=self._verify, manifest=found.manifest, cache=cache
+                repo, found.snapshot, verify=self._verify, manifest=found.manifest, cache=cache, keep=True
             ) as reader:
                 _Load(reader, found, planner, weights_only=self._weights_only).run(plan.items)
             future.set_result(None)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
 from holdfast.objects.local.nofollow import link_error, open_directory
+from holdfast.objects.local.page_cache import find_available_memory
 
 # From linux/fs.h and fcntl.h.
 _RENAME_NOREPLACE: Final = 1
@@ -72,6 +73,9 @@ class Files(Protocol):
 
     def is_cached(self, handle: int, start: int) -> bool:
         """Return whether the page with byte `start` is in the page cache, so that reading it is only a copy."""
+
+    def find_available_memory(self) -> int | None:
+        """Return how many bytes of memory this process could still use, the page cache included; None if unknown."""
 
     def sync_file(self, handle: int) -> None:
         """Make the bytes and the size of a file durable; its name needs `sync_directory`."""
@@ -168,6 +172,9 @@ class PosixFiles:
             return False
         except (AttributeError, OSError):
             return True  # this system cannot tell: read through the cache
+
+    def find_available_memory(self) -> int | None:
+        return find_available_memory()
 
     def sync_file(self, handle: int) -> None:
         if sys.platform == "darwin":

@@ -22,8 +22,9 @@ from holdfast.objects.local.files import FileKind, Files, FileStat, PosixFiles
 from holdfast.objects.local.lock import LockWait, StoreLock
 from holdfast.objects.local.naming import FileNamer, Naming, remove_debris
 from holdfast.objects.local.nofollow import link_error
+from holdfast.objects.local.page_cache import CacheShare
 from holdfast.objects.local.upload import LocalUpload, WriteTarget, begin_upload, explain_write_error, flatten
-from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, StoreTraits, verify_key, verify_prefix
+from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, ReadInto, StoreTraits, verify_key, verify_prefix
 
 # Errors that mean that there is no object. ELOOP is not one of them: a symbolic link is not followed, so the records
 # below it are unknown. If they counted as absent, a collector would delete the files that they need.
@@ -185,6 +186,11 @@ class LocalStore:
             raise self._read_error(error, key) from error
         finally:
             self._files.close(handle)
+
+    def keep_reads(self) -> LocalReads:
+        """Begin reads through the page cache, up to a share of the available memory."""
+        share = CacheShare(self._files.find_available_memory) if self._may_be_direct() else None
+        return LocalReads(self, share)
 
     def map(self, key: str, start: int, size_bytes: int) -> memoryview:
         """Map the file of `key` privately: pages are copied when they are written to."""
@@ -402,6 +408,62 @@ class LocalStore:
         if error.errno in _ABSENT:
             return self._not_found(key)
         return StoreError(f"cannot read {self._path(key)}: {error.strerror}", key=key, code=error.errno)
+
+
+class LocalReads:
+    """Reads that leave their bytes in the page cache, and bypass it when their share of the memory is used up."""
+
+    def __init__(self, store: LocalStore, share: CacheShare | None) -> None:
+        """Without a share, all reads go through the page cache."""
+        self._store = store
+        self._share = share
+
+    @contextmanager
+    def run(self) -> Iterator[ReadInto]:
+        """Yield a function that keeps the file of the last read open."""
+        run = _Run(self._store, self._share)
+        try:
+            yield run.read_into
+        finally:
+            run.close()
+
+
+class _Run:
+    """Reads by one thread, which mostly follow each other.
+
+    The kernel recognises a sequence by the open file. It then reads ahead, into large pages, which takes no more CPU
+    time than bypassing the page cache. If each read opens the file, it takes half as much again.
+    """
+
+    def __init__(self, store: LocalStore, share: CacheShare | None) -> None:
+        self._store = store
+        self._share = share
+        self._key = ""
+        self._handle: int | None = None
+
+    def read_into(self, key: str, start: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the bytes of `key` from `start` on."""
+        if self._share is None or self._share.take(buffer.nbytes):
+            self._store._reopening(lambda: self._read_once(key, start, flatten(buffer)))
+        else:
+            self._store.read_into(key, start, buffer)
+
+    def close(self) -> None:
+        """Close the file."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._store._files.close(handle)
+
+    def _read_once(self, key: str, start: int, target: memoryview) -> None:
+        if key != self._key:
+            self.close()
+        if self._handle is None:
+            self._handle, self._key = self._store._open(key), key
+        try:
+            self._store._fill(key, self._handle, start, target)
+        except OSError as error:
+            self.close()
+            raise self._store._read_error(error, key) from error
 
 
 def can_bypass_cache(filesystem_type: str) -> bool:

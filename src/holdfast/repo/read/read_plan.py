@@ -6,7 +6,7 @@ A tensor is a span of bytes in C order. A run is a range of bytes that is contig
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from math import prod
@@ -44,6 +44,20 @@ class StretchRules:
 
 
 DISK_RULES: Final = StretchRules(STRETCH_BYTES, gap_bytes=32 << 10, own_bytes=1 << 20, batch_bytes=UNIT_BYTES)
+
+
+_RUN_STRETCH_BYTES: Final = 2 << 20
+"""Largest read through the page cache: after the copy, the bytes are hashed while they are in the processor's cache."""
+_RUN_BYTES: Final = 64 << 20
+"""How much one thread reads in sequence, if there is enough for all threads: the kernel then reads ahead."""
+_RUNS: Final = 4
+"""Runs for each thread, so that threads end at about the same time."""
+
+
+def plan_runs(size_bytes: int, *, threads: int) -> StretchRules:
+    """Return the rules for reading `size_bytes` through the page cache on that many threads."""
+    run_bytes = max(UNIT_BYTES, min(_RUN_BYTES, size_bytes // (_RUNS * threads)))
+    return replace(DISK_RULES, largest_bytes=_RUN_STRETCH_BYTES, batch_bytes=run_bytes)
 
 
 def plan_requests(size_bytes: int, *, budget_bytes: int, at_once: int) -> StretchRules:
@@ -196,18 +210,21 @@ def plan_stretches(wants: Sequence[Want], rules: StretchRules = DISK_RULES) -> I
 def group_stretches(
     stretches: Iterable[Stretch], rules: StretchRules = DISK_RULES
 ) -> Iterator[tuple[list[Stretch], int]]:
-    """Yield batches of stretches, each enough work for a thread, with the cost of each batch in bytes."""
+    """Yield batches of stretches, each enough work for a thread, which reads one after the other.
+
+    With each batch comes the cost of its largest stretch in bytes: so much is in progress at a time.
+    """
     batch: list[Stretch] = []
-    size = 0
+    size, largest = 0, 0
     for stretch in stretches:
         cost = stretch.size_bytes + READ_COST_BYTES
         if batch and size + cost > rules.batch_bytes:
-            yield batch, size
-            batch, size = [], 0
+            yield batch, largest
+            batch, size, largest = [], 0, 0
         batch.append(stretch)
-        size += cost
+        size, largest = size + cost, max(largest, cost)
     if batch:
-        yield batch, size
+        yield batch, largest
 
 
 def is_in_one_piece(entry: Entry) -> bool:

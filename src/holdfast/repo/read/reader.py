@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from time import perf_counter
 from types import TracebackType
@@ -17,7 +17,7 @@ from holdfast.digest import fingerprint, hash_bytes, short_hex
 from holdfast.errors import Corrupt, DigestMismatch, MissingChunk, NewerFormat, NotFound, StoreError
 from holdfast.objects.blocks import PAGE_BYTES, BlockPool
 from holdfast.objects.disk_cache import DiskCache, find_cache
-from holdfast.objects.protocol import LendingStore, MappableStore
+from holdfast.objects.protocol import KeepingStore, LendingStore, MappableStore, ReadInto
 from holdfast.objects.together import count_requests_at_once
 from holdfast.progress import LockedProgress, Progress
 from holdfast.repo.engine import Engine
@@ -41,6 +41,7 @@ from holdfast.repo.read.read_plan import (
     list_entry_wants,
     list_region_wants,
     plan_requests,
+    plan_runs,
     plan_stretches,
 )
 
@@ -80,10 +81,12 @@ class SnapshotReader:
         manifest: Manifest | None = None,
         progress: Progress | None = None,
         cache: DiskCache | None = None,
+        keep: bool = False,
     ) -> None:
         """Read the manifests, unless `manifest`, a merged view of them, is passed; raises NotFound, Corrupt.
 
-        Without `cache`, every byte comes from the store itself.
+        Without `cache`, every byte comes from the store itself. With `keep`, the system keeps what is read in memory,
+        if the store is a directory and there is room: the bytes are likely to be wanted again.
         """
         self._cache = cache
         self._progress = None if progress is None else LockedProgress(progress)
@@ -103,6 +106,7 @@ class SnapshotReader:
         # Checked once: isinstance with a protocol takes longer than mapping a file.
         self._mappable = repo.store if isinstance(repo.store, MappableStore) else None
         self._lending = repo.store if isinstance(repo.store, LendingStore) else None
+        self._kept = repo.store.keep_reads() if keep and isinstance(repo.store, KeepingStore) else None
         self._at_once = count_requests_at_once(repo.store)
         self.is_distant = self._at_once > 1
         """Whether reads wait for a server, so that many small ones should be requested at once."""
@@ -194,9 +198,11 @@ class SnapshotReader:
         run(partial(self._read_batch, watch), group_stretches(plan_stretches(placed, rules), rules))
 
     def _plan_rules(self, wants: Sequence[Want]) -> StretchRules:
-        if not self.is_distant:
+        if not self.is_distant and self._kept is None:
             return DISK_RULES
         size_bytes = sum(want.location.stored_bytes for want in wants)
+        if not self.is_distant:
+            return plan_runs(size_bytes, threads=self._engine.threads)
         return plan_requests(size_bytes, budget_bytes=self.budget_bytes, at_once=self._at_once)
 
     def _put_chunk(self, want: Want, watch: WriteObserver | None) -> None:
@@ -256,12 +262,17 @@ class SnapshotReader:
         return self._read_chunk(entry, entry.chunks[position], start)
 
     def _read_batch(self, watch: WriteObserver | None, batch: Sequence[Stretch]) -> None:
-        for stretch in batch:
-            if self._lending is not None:
+        if self._lending is not None:
+            for stretch in batch:
                 self._read_lent(self._lending, stretch, watch)
-                continue
+            return
+        with nullcontext(self._store.read_into) if self._kept is None else self._kept.run() as read_into:
+            self._read_stretches(read_into, batch, watch)
+
+    def _read_stretches(self, read_into: ReadInto, batch: Sequence[Stretch], watch: WriteObserver | None) -> None:
+        for stretch in batch:
             try:
-                self._read_stretch(stretch, watch)
+                self._read_stretch(read_into, stretch, watch)
             except (NotFound, Corrupt, StoreError):
                 # Part of the stretch is unreadable or damaged. Read each chunk by itself, from any intact copy.
                 self._proven.forget(stretch.pack_id)
@@ -330,19 +341,19 @@ class SnapshotReader:
             watch.end(want.entry.name)
         self._advance([want])
 
-    def _read_stretch(self, stretch: Stretch, watch: WriteObserver | None) -> None:
+    def _read_stretch(self, read_into: ReadInto, stretch: Stretch, watch: WriteObserver | None) -> None:
         """Read adjacent chunks: directly into the target buffer if they fit there, otherwise through a block."""
         target = stretch.find_target()
         if target is not None:
             if watch is not None:
                 watch.begin(stretch.wants[0].entry.name)
-            self._fill(stretch, stretch.start, target)
+            self._fill(read_into, stretch, stretch.start, target)
             self._verify_all(stretch, target)
             return
         with self._blocks.lend() as block:
             # Read from the start of the first page, into an aligned block: direct I/O then needs no other buffer.
             before = stretch.start % PAGE_BYTES
-            self._fill(stretch, stretch.start - before, block[: before + stretch.size_bytes])
+            self._fill(read_into, stretch, stretch.start - before, block[: before + stretch.size_bytes])
             data = block[before : before + stretch.size_bytes]
             self._verify_all(stretch, data)
             for want, part in stretch.iter_parts(data):
@@ -350,9 +361,9 @@ class SnapshotReader:
                     watch.begin(want.entry.name)
                 want.put(part)
 
-    def _fill(self, stretch: Stretch, start: int, target: memoryview) -> None:
+    def _fill(self, read_into: ReadInto, stretch: Stretch, start: int, target: memoryview) -> None:
         started = perf_counter()
-        self._store.read_into(pack_key(stretch.pack_id), start, target)
+        read_into(pack_key(stretch.pack_id), start, target)
         self._stages.add("read", perf_counter() - started, target.nbytes)
 
     def _verify_all(self, stretch: Stretch, data: memoryview) -> None:
@@ -488,11 +499,14 @@ def open_snapshot(
     progress: Progress | None = None,
     use_cache: bool = True,
 ) -> SnapshotReader:
-    """Open a snapshot for reading; raises NotFound if it was deleted or overwritten, and collected since."""
+    """Open a snapshot for reading; raises NotFound if it was deleted or overwritten, and collected since.
+
+    Without `use_cache` the bytes come from the store itself, and the system need not keep them in memory.
+    """
     cache = find_cache(repo.store) if use_cache else None
     for _ in range(_FOLLOWS):
         try:
-            return SnapshotReader(repo, snapshot, verify=verify, progress=progress, cache=cache)
+            return SnapshotReader(repo, snapshot, verify=verify, progress=progress, cache=cache, keep=use_cache)
         except NotFound as error:
             newest = read_name(repo.store, snapshot.name).snapshot
             # A repack moves the bytes but keeps the content: the later generation is what the caller asked for.
