@@ -125,6 +125,7 @@ HOME_OF_NAME: Final[dict[str, set[str]]] = {
     "import_module": {
         "__init__.py",
         "moved.py",
+        "compile_cache/bundle/generated.py",
         "compile_cache/code/digest.py",
         "compile_cache/inductor.py",
         # Classes of well-known libraries, from a list of names that no store can change.

@@ -75,6 +75,12 @@ def test_a_copied_store_serves_where_there_is_no_compiler(quick: Trial) -> None:
     assert quick.warm.compiler_runs == 0
 
 
+@pytest.mark.timeout(600)
+def test_a_hit_does_not_import_the_compiler(quick: Trial) -> None:
+    assert all(case["imported_compiler"] for case in quick.cold.cases.values())
+    assert not any(case["imported_compiler"] for case in quick.warm.cases.values())
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("case", SLOW)

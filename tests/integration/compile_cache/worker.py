@@ -54,6 +54,7 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
             if request.get("prefetch") is not None:
                 compiler.prefetch(request["prefetch"]).wait()
         results[name] = _run(name, compiler)
+        results[name]["imported_compiler"] = "torch._inductor.lowering" in sys.modules
         if compiler is not None:
             results[name]["used"] = compiler.cache.used
         if compiler is not None and request.get("explain"):

@@ -7,17 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
-
-# Modules that the code of stored graphs imports, so that loading the first graph does not wait for them. The compiler
-# itself is not among them: it takes another second.
-import torch._functorch._aot_autograd.aot_autograd_result
-import torch._inductor.async_compile
-import torch._inductor.codegen.memory_planning
-import torch._inductor.hooks
-import torch._inductor.select_algorithm
 from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable as Bundle
 from torch._dynamo.exc import RestartAnalysis, ShortenTraceback, SkipFrame
 from torch._functorch import config as functorch_config
@@ -26,6 +19,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.codecache import CppCodeCache
 from torch.compiler import config as compiler_config
 
+from holdfast.compile_cache.bundle.generated import drop_compiler, running_without_compiler
 from holdfast.compile_cache.bundle.guards import GuardLanguage
 from holdfast.compile_cache.bundle.kernels import LOAD_PARAMETERS, record_kernels, supply_kernels
 from holdfast.compile_cache.inductor import CompiledGraph, compile_plainly
@@ -109,7 +103,7 @@ class BundleCompiler:
 
     def load_graph(self, graph: bytes, kernels: Mapping[str, bytes], options: Mapping[str, Any]) -> Callable[..., Any]:
         """Return a callable for a graph that `compile_graph` serialised. Runs code from `graph`."""
-        with inductor_config.patch(dict(options)), supply_kernels(kernels):
+        with inductor_config.patch(dict(options)), supply_kernels(kernels), running_without_compiler():
             run: Callable[..., Any] = Bundle.deserialize_compile_artifacts(graph).compiled_fn
         return run
 
@@ -135,8 +129,10 @@ class BundleCompiler:
         try:
             entry = run.serialize()
             guards = entry.guards_expr or ""
+            for part in _iter_graphs(entry):
+                drop_compiler(part)
             with _no_triton_kernels():
-                data = Bundle.serialize_compile_artifacts(Bundle(run))
+                data = Bundle.serialize_compile_artifacts(Bundle(SimpleNamespace(serialize=lambda: entry)))
             kernels = read_kernels(_read_source(entry))
         except Exception as error:  # noqa: BLE001 - pickling runs user code, and the graph works without being saved
             return CompiledGraph(
@@ -159,8 +155,12 @@ def _compile_unsaved(
 
 def _read_source(entry: Any) -> str:
     """Return the generated code, which names the kernels in use; autotuning builds others that are not used."""
-    parts = (entry.compiled_fw, entry.compiled_bw)
-    return "\n".join(part.result.source_code for part in parts if part is not None)
+    return "\n".join(graph.source_code for graph in _iter_graphs(entry))
+
+
+def _iter_graphs(entry: Any) -> Iterator[Any]:
+    """Yield the compiled forward and, if there is one, the compiled backward."""
+    yield from (part.result for part in (entry.compiled_fw, entry.compiled_bw) if part is not None)
 
 
 @contextmanager
