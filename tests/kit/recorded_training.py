@@ -97,5 +97,10 @@ def pick(events: Iterable[Event], kind: EventKind, fqn: str | None = None) -> li
     return [event for event in events if event.site.kind == kind and fqn in (None, event.site.fqn)]
 
 
+def leave_out_settings(events: Iterable[Event]) -> list[Event]:
+    """Return the events of tensors: settings have neither statistics nor copies."""
+    return [event for event in events if event.site.kind != "setting"]
+
+
 def count_hooks(model: nn.Module) -> int:
     return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())

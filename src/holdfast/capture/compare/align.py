@@ -108,19 +108,25 @@ def _find_shaped_name(event: Event, rename: Callable[[str], str]) -> tuple[Hasha
 
 
 def _find_call(event: Event, rename: Callable[[str], str]) -> tuple[Hashable, ...]:
-    return (event.site.kind, rename(event.site.fqn), event.site.call)
+    return (event.site.kind, rename(event.site.fqn), event.site.call, _find_stage(event))
 
 
 def _find_name(event: Event, rename: Callable[[str], str]) -> tuple[Hashable, ...]:
-    return (event.site.kind, rename(event.site.fqn))
+    return (event.site.kind, rename(event.site.fqn), _find_stage(event))
+
+
+def _find_stage(event: Event) -> str:
+    """Return what distinguishes gradients of a parameter, and inputs changed in place from outputs."""
+    path = event.site.path
+    return path if path.startswith("#") else ""
 
 
 def _find_bytes(event: Event) -> Hashable:
-    return (event.digest, event.dtype, event.shape)
+    return (event.digest, event.dtype, event.shape, _find_stage(event))
 
 
 def _find_signature(event: Event) -> Hashable:
-    return (event.site.kind, event.site.phase, event.shape, event.dtype)
+    return (event.site.kind, event.site.phase, event.shape, event.dtype, _find_stage(event))
 
 
 class _Aligner:

@@ -1,129 +1,19 @@
 """Classify events that differ as origins or propagated, by rules for what each kind of event is computed from.
 
-Parameters, buffers, optimizer state and RNG state are computed from their last values, so these are tracked here.
+Parameters, buffers, optimizer state and RNG state are computed from their last values, which `states` tracks. If the
+reason is known, one origin stands for all tensors that differ for it.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from holdfast.capture.compare.explain import Explainer, NamedCause, Reason, StepEvidence, is_changed_input, is_sum
+from holdfast.capture.compare.states import STATE, LastState, States, find_name, find_optimizer, is_setting
 from holdfast.capture.compare.step_graph import ModuleCall, Standing, StepGraph, is_below
 from holdfast.capture.stored.events import Event, EventKind, Phase
-
-_SEPARATORS: Final = ".:/["
-"""Characters that may follow the name of a parameter in the name of an optimizer state."""
-_GROUPS: Final = "param_groups."
-"""Prefix of the names of parameter groups."""
-STATE: Final = frozenset({"parameter", "buffer", "optimizer", "rng"})
-"""Kinds of events that keep their value from one step to the next."""
-_USED: Final = frozenset({"parameter", "buffer"})
-"""Kinds of state that a forward pass computes with."""
-
-
-@dataclass(frozen=True, slots=True)
-class LastState:
-    """When a state was last observed, and how it compared with the other run's."""
-
-    kind: EventKind
-    standing: Standing
-    step: int
-    phase: Phase
-
-
-class States:
-    """How each state of one rank was last observed, and which modules contain states that differ."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, LastState] = {}
-        self._updated: dict[str, LastState] = {}
-        """States observed in the optimizer phase of this step: their values after the update."""
-        self._bad_below: Counter[str] = Counter()
-        """By module, the number of parameters and buffers in it that differ."""
-        self._bad: dict[str, None] = {}
-        self._of_parameter: defaultdict[str, dict[str, None]] = defaultdict(dict)
-
-    def find(self, name: str) -> LastState | None:
-        """Return how a state was last observed."""
-        return self._updated.get(name) or self._last.get(name)
-
-    def find_before(self, name: str) -> LastState | None:
-        """Return how a state was observed before the optimizer of this step ran."""
-        return self._last.get(name)
-
-    def find_of_parameter(self, parameter: str) -> list[LastState]:
-        """Return how the optimizer's states of a parameter were observed before this step."""
-        return [self._last[name] for name in self._of_parameter.get(parameter, ()) if name in self._last]
-
-    def find_below(self, module: str) -> tuple[tuple[str, Standing], ...]:
-        """Return the parameters and buffers in a module and everything below it."""
-        return tuple(
-            (name, last.standing) for name, last in self._last.items() if last.kind in _USED and is_below(name, module)
-        )
-
-    def has_bad(self, module: str = "") -> bool:
-        """Return whether a parameter or buffer in a module differs; by default, in the whole model."""
-        return self._bad_below[module] > 0
-
-    def iter_bad(self) -> Iterator[str]:
-        """Yield the parameters and buffers that differ."""
-        yield from self._bad
-
-    def note(self, event: Event, standing: Standing) -> None:
-        """Remember how a state was observed; a value after the optimizer's update counts only from the next step on."""
-        site = event.site
-        name = find_name(event)
-        if site.kind == "optimizer":
-            self._of_parameter[self.find_parameter(event)][name] = None
-        last = LastState(site.kind, standing, site.step, site.phase)
-        if site.phase == "optimizer":
-            self._updated[name] = last
-        else:
-            self._keep(name, last)
-
-    def end_step(self) -> None:
-        """Make the values after the optimizer's update the last known ones."""
-        for name, last in self._updated.items():
-            self._keep(name, last)
-        self._updated = {}
-
-    def _keep(self, name: str, last: LastState) -> None:
-        self._last[name] = last
-        is_bad = last.kind in _USED and last.standing == "differs"
-        if is_bad == (name in self._bad):
-            return
-        if is_bad:
-            self._bad[name] = None
-        else:
-            del self._bad[name]
-        module = name
-        while module:
-            module = module.rpartition(".")[0]
-            self._bad_below[module] += 1 if is_bad else -1
-
-    def find_parameter(self, event: Event) -> str:
-        """Return the parameter that an optimizer state belongs to: its name, or a prefix of it."""
-        fqn = name = event.site.fqn
-        if event.site.path:
-            return fqn
-        while name:
-            last = self.find(name)
-            if last and last.kind == "parameter":
-                return name
-            name = name[: max(0, *(name.rfind(sign) for sign in _SEPARATORS))]
-        return fqn.rpartition(".")[0] or fqn
-
-
-def is_setting(event: Event) -> bool:
-    """Return whether an event is a setting of a parameter group, such as the learning rate: set, not computed."""
-    return event.site.kind == "optimizer" and event.site.fqn.startswith(_GROUPS) and bool(event.site.path)
-
-
-def find_name(event: Event) -> str:
-    """Return the name of a state, including its path."""
-    return event.site.fqn + event.site.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +22,14 @@ class Words:
 
     bad: str = "differs"
     good: str = "equal"
+
+
+@dataclass(frozen=True, slots=True)
+class _Hidden:
+    """The first event that is close but not equal: where a difference within the tolerance comes from."""
+
+    event: Event
+    explanation: NamedCause | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +43,9 @@ class Cause:
     phase: Phase = "forward"
     kind: EventKind = "output"
     why: str = ""
+    reason: Reason = ""
+    seen: str = ""
+    """Where the first tensor differs, if that is not the module, parameter or state to inspect."""
     source: str = ""
     inputs: tuple[int, ...] = ()
     """Indices of the events it was computed from, none of which differs."""
@@ -165,7 +66,7 @@ def find_stage(event: Event) -> int:
     Later stages follow a collective: what ranks reduce together differs on all of them if one rank differed before.
     """
     site = event.site
-    if site.kind == "param_grad":
+    if site.kind == "param_grad" and not site.path:
         return 2 if site.phase == "optimizer" else 1
     return 3 if site.kind in ("parameter", "optimizer") and site.phase == "optimizer" else 0
 
@@ -190,6 +91,12 @@ class OriginFinder:
         self._trained: set[str] = set()
         """Parameters that had a gradient in some step."""
         self._graph = StepGraph(())
+        self._explainer = self._last_explainer = Explainer(self._graph, StepEvidence())
+        self._hidden: _Hidden | None = None
+        self._hidden_cause: NamedCause | None = None
+        """What explains the event that is traced: it is the first beyond the tolerance, and an earlier one is close."""
+        self._explained: set[tuple[Reason, str]] = set()
+        """Reasons and names of the origins so far that are explained."""
 
     def is_given(self, graph: StepGraph, index: int) -> bool:
         """Return whether a tensor was not computed in the run, so that there is no rounding to allow for."""
@@ -208,15 +115,21 @@ class OriginFinder:
         is_trained = event.site.fqn in self._trained and last.phase != "optimizer"
         return event.site.kind == "parameter" and last.standing == "equal" and not is_trained
 
-    def classify(self, graph: StepGraph, *, elsewhere: int = NOWHERE) -> dict[int, Cause]:
+    def classify(
+        self, graph: StepGraph, *, elsewhere: int = NOWHERE, evidence: StepEvidence | None = None
+    ) -> dict[int, Cause]:
         """Return the cause of each event that differs, by index.
 
         `elsewhere` is the earliest stage in which another rank differs: what comes later here may come from there.
         """
         self._graph, found = graph, {}
+        evidence = evidence or StepEvidence()
+        self._last_explainer, self._explainer = self._explainer, Explainer(graph, evidence)
+        self._states.set_tied(evidence.ours.tied)
         for index, event in enumerate(graph.events):
             if graph.is_bad(index):
-                found[index] = _PROPAGATED if elsewhere < find_stage(event) else self._trace(index, event)
+                is_elsewhere = elsewhere < find_stage(event)
+                found[index] = _PROPAGATED if is_elsewhere else self._reveal(self._trace(index, event))
             self._note(index, event)
         self._states.end_step()
         self._trained |= graph.param_grads.keys()
@@ -226,7 +139,9 @@ class OriginFinder:
         site, standing = event.site, self._graph.standings[index]
         if site.kind in STATE:
             self._states.note(event, standing)
-        elif standing == "differs":
+        if standing == "close" and self._hidden is None:
+            self._hidden = _Hidden(event, self._explain_close(index, event))
+        elif standing == "differs" and site.kind not in STATE:
             self._bad_step = site.step
             if site.kind in ("param_grad", "input"):
                 self._bad_since[site.fqn] = site.step
@@ -247,7 +162,9 @@ class OriginFinder:
             return self._trace_state(index, event)
         return self._trace_rest(index, event, f"{kind} {{bad}} though nothing before it does")
 
-    def _make(self, event: Event, why: str, *, inputs: Iterable[int] = (), module: str | None = None) -> Cause:
+    def _make(
+        self, event: Event, why: str, *, inputs: Iterable[int] = (), module: str | None = None, reason: Reason = ""
+    ) -> Cause:
         """Return an origin, unless the event is drift; `{bad}` and `{good}` in `why` are replaced by `Words`."""
         indices = tuple(inputs)
         parameters = self._states.find_below(module) if module is not None else ()
@@ -255,6 +172,8 @@ class OriginFinder:
         if "close" in standings and self._has_origin:
             # After the runs have diverged, a close input is drift from the first origin, so this is no second one.
             return _PROPAGATED
+        if "close" in standings and self._hidden:
+            self._hidden_cause = self._hidden.explanation
         self._has_origin = True
         good = f"{self._words.good} within tolerance" if "close" in standings else self._words.good
         site = event.site
@@ -265,10 +184,49 @@ class OriginFinder:
             phase=site.phase,
             kind=site.kind,
             why=why.format(bad=self._words.bad, good=good),
+            reason=reason,
             source=event.source,
             inputs=indices,
             parameters=parameters,
         )
+
+    def _explain_close(self, index: int, event: Event) -> NamedCause | None:
+        """Explain the first event that is close but not equal, if a call computed it."""
+        if event.site.kind == "output":
+            return self._explainer.explain_module(event.site.fqn)
+        around = self._graph.find_enclosing(index) if event.site.kind == "input" else None
+        return self._explainer.explain_module(around.fqn) if around else None
+
+    def _reveal(self, found: Cause) -> Cause:
+        """Return the first origin as that of the first difference, which settings explain though it is small."""
+        hidden, explanation, self._hidden_cause = self._hidden, self._hidden_cause, None
+        if hidden is None or explanation is None or not found.is_origin:
+            return found
+        site = hidden.event.site
+        self._explained.add((explanation.reason, explanation.fqn))
+        return replace(
+            found,
+            fqn=explanation.fqn,
+            step=site.step,
+            phase=site.phase,
+            why=f"{explanation.why}; what it computes is {self._words.good} only within tolerance",
+            reason=explanation.reason,
+            seen=f"first beyond the tolerance in step {found.step}, {found.fqn or 'the model'}: {found.why}",
+            source=hidden.event.source,
+        )
+
+    def _explain(self, found: Cause, explanation: NamedCause | None) -> Cause:
+        """Return an origin with its explanation; if that explains an earlier origin, this one follows from it."""
+        if explanation is None or not found.is_origin or self._hidden_cause:
+            return found
+        key = (explanation.reason, explanation.fqn)
+        if key in self._explained:
+            return _PROPAGATED
+        self._explained.add(key)
+        if explanation.fqn == found.fqn:
+            return replace(found, why=f"{found.why}: {explanation.why}", reason=explanation.reason)
+        seen = f"first seen in {found.fqn or 'the model'}: {found.why}"
+        return replace(found, fqn=explanation.fqn, why=explanation.why, reason=explanation.reason, seen=seen)
 
     def _is_bad_before(self, index: int) -> bool:
         return any(True for _ in self._graph.iter_bad(0, index))
@@ -297,18 +255,28 @@ class OriginFinder:
         )
         if is_propagated:
             return _PROPAGATED
-        is_known = bool(self._states.find_below(site.fqn))
         why = "output {bad} though inputs and parameters are {good}"
-        if not is_known:
+        if not self._states.find_below(site.fqn):
             why = "output {bad} though inputs are {good} (no parameters of it were recorded)"
-        return self._make(event, why, inputs=call.inputs, module=site.fqn)
+        if is_changed_input(event):
+            why = f"what it makes of its {site.path[1:]} in place {{bad}} though its inputs were {{good}}"
+            return replace(self._make(event, why, inputs=call.inputs, module=site.fqn), reason="in-place change")
+        found = self._make(event, why, inputs=call.inputs, module=site.fqn)
+        return self._explain_call(found, call, index)
+
+    def _explain_call(self, found: Cause, call: ModuleCall, index: int) -> Cause:
+        """Explain an origin inside a call; only of origins, because a search takes time."""
+        if not found.is_origin:
+            return found
+        explainer = self._explainer
+        return self._explain(found, explainer.explain_in_place(call, index) or explainer.explain_module(call.fqn))
 
     def _trace_input(self, index: int, event: Event) -> Cause:
         site, graph = event.site, self._graph
         around = graph.find_enclosing(index)
         if around is None:
             is_made = any(graph.events[bad].site.kind == "output" for bad in graph.iter_bad(0, index))
-            return _PROPAGATED if is_made else self._make(event, "input {bad} by itself")
+            return _PROPAGATED if is_made else self._make(event, "input {bad} by itself", reason="data")
         is_propagated = (
             any(map(graph.is_bad, around.inputs))
             or self._is_bad_inside(around, index, but=(site.fqn, site.call))
@@ -317,7 +285,7 @@ class OriginFinder:
         if is_propagated:
             return _PROPAGATED
         why = f"what it passes to {site.fqn} {{bad}} though its inputs and everything before are {{good}}"
-        return self._make(event, why, inputs=around.inputs, module=around.fqn)
+        return self._explain_call(self._make(event, why, inputs=around.inputs, module=around.fqn), around, index)
 
     def _trace_op(self, index: int, event: Event) -> Cause:
         graph = self._graph
@@ -328,7 +296,7 @@ class OriginFinder:
         is_propagated = any(map(graph.is_bad, call.inputs)) or self._states.has_bad(call.fqn)
         if is_propagated or self._is_bad_inside(call, index, but=("", -1)):
             return _PROPAGATED
-        return self._make(event, why, inputs=call.inputs, module=call.fqn)
+        return self._explain_call(self._make(event, why, inputs=call.inputs, module=call.fqn), call, index)
 
     def _trace_rest(self, index: int, event: Event, why: str) -> Cause:
         """Classify an event whose inputs are not known: it is an origin if nothing before it differs."""
@@ -344,12 +312,13 @@ class OriginFinder:
         consumer, maybe = self._find_consumer(index)
         if consumer is None:
             why = "gradient that comes from outside {bad} though the forward pass is {good}"
-            return self._make(event, why, module=self._find_outermost(index))
+            return self._make(event, why, module=self._find_outermost(index), reason="loss")
         why = f"gradient that it gives to {event.site.fqn} {{bad}} though that of its outputs is {{good}}"
         grads = graph.grads.get((consumer.fqn, consumer.number), [])
         found = self._make(event, why, inputs=(*grads, *consumer.inputs), module=consumer.fqn)
         names = dict.fromkeys(call.fqn for call in maybe if call.fqn != consumer.fqn)
-        return replace(_assign_to_call(found, graph.events, consumer), maybe=tuple(names))
+        found = replace(_assign_to_call(found, graph.events, consumer), maybe=tuple(names))
+        return self._explain(found, self._explainer.explain_module(consumer.fqn))
 
     def _find_consumer(self, index: int) -> tuple[ModuleCall | None, Sequence[ModuleCall]]:
         """Return the call whose backward pass computed a gradient, and other candidates."""
@@ -406,7 +375,7 @@ class OriginFinder:
     def _has_bad_grads(self, call: ModuleCall) -> bool:
         graph = self._graph
         for name, indices in graph.param_grads.items():
-            if graph.find_owner(name) == call.fqn and any(map(graph.is_bad, indices)):
+            if call.fqn in self._find_owners(name) and any(map(graph.is_bad, indices)):
                 return True
         return False
 
@@ -415,21 +384,44 @@ class OriginFinder:
         earlier = [other for other in graph.param_grads[name] if other < index]
         if any(map(graph.is_bad, earlier)):
             return _PROPAGATED
-        owner = graph.find_owner(name)
-        calls = graph.find_calls(owner) if owner is not None else ()
+        if event.site.path == "#0" and self._has_origin:
+            return _PROPAGATED
+        if not event.site.path and any(is_sum(graph.events[other]) for other in earlier):
+            return self._trace_final_grad(event, earlier)
+        owners = self._find_owners(name)
+        calls = [call for owner in owners for call in graph.find_calls(owner)]
         grads = [grad for call in calls for grad in graph.grads.get((call.fqn, call.number), ())]
         inputs = [each for call in calls for each in call.inputs]
         if not grads:
             why = f"gradient of {name} {{bad}} though nothing before it does (no gradient of outputs was recorded)"
-            return self._trace_grads_only(index, event, why)
-        if any(map(graph.is_bad, (*grads, *inputs))) or (owner is not None and self._states.has_bad(owner)):
+            found = self._trace_grads_only(index, event, why)
+        elif any(map(graph.is_bad, (*grads, *inputs))) or any(map(self._states.has_bad, owners)):
             return _PROPAGATED
-        assert owner is not None, "there are gradients, so there are calls of an owner"
-        if earlier and event.site.phase == "optimizer":
-            return self._make(event, f"gradient of {name} {{bad}} though it was {{good}} after the backward pass")
-        why = f"gradient of {name} {{bad}} though inputs, parameters and the gradient of its outputs are {{good}}"
-        found = self._make(event, why, inputs=(*grads, *inputs), module=owner)
-        return _assign_to_call(found, graph.events, calls[0])
+        else:
+            why = f"gradient of {name} {{bad}} though inputs, parameters and the gradient of its outputs are {{good}}"
+            found = self._make(event, why, inputs=(*grads, *inputs), module=owners[0])
+            found = _assign_to_call(found, graph.events, calls[0]) if found.is_origin else found
+        explainer = self._explainer
+        return self._explain(found, explainer.explain_kept(name) or explainer.explain_tie(name))
+
+    def _find_owners(self, name: str) -> list[str]:
+        """Return the called modules that contain a parameter; of a tied one, under each name if possible directly."""
+        names = self._states.find_names(name)
+        direct = [parent for each in names if self._graph.find_calls(parent := each.rpartition(".")[0])]
+        found = direct or [owner for each in names if (owner := self._graph.find_owner(each)) is not None]
+        return list(dict.fromkeys(found))
+
+    def _trace_final_grad(self, event: Event, earlier: Sequence[int]) -> Cause:
+        """Classify a gradient as the optimizer uses it, which is equal after the backward passes."""
+        graph, name = self._graph, event.site.fqn
+        sums = (each for indices in graph.param_grads.values() for each in indices if is_sum(graph.events[each]))
+        if any(map(graph.is_bad, sums)):
+            # Clipping by norm couples all gradients.
+            return _PROPAGATED
+        why = f"gradient of {name} {{bad}} though it is {{good}} after the backward pass"
+        found = self._make(event, why, inputs=[each for each in earlier if is_sum(graph.events[each])])
+        explainer = self._explainer
+        return self._explain(found, explainer.explain_any_training() or explainer.explain_change(name))
 
     def _trace_grads_only(self, index: int, event: Event, why: str) -> Cause:
         found = self._trace_rest(index, event, why)
@@ -444,28 +436,43 @@ class OriginFinder:
         if last and last.standing == "differs":
             return _PROPAGATED
         if is_setting(event):
-            return replace(self._make(event, f"{name} {{bad}} by itself"), phase="optimizer")
+            found = replace(self._make(event, f"{name} {{bad}} by itself"), phase="optimizer")
+            return self._explain(found, self._explainer.explain_optimizer(find_optimizer(event)))
         if site.kind == "rng":
             is_later = last is not None and self._bad_step >= last.step
             return _PROPAGATED if is_later else self._make(event, "random state {bad} by itself")
         if site.kind == "buffer":
             owner = self._graph.find_owner(site.fqn) or ""
             is_made = last is not None and self._bad_since.get(owner, -1) >= last.step
-            return _PROPAGATED if is_made else self._make(event, "buffer {bad} by itself")
+            return _PROPAGATED if is_made else self._trace_buffer(event, owner, last)
         if site.kind == "parameter" and site.phase != "optimizer":
             return self._trace_parameter(event, last)
         return self._trace_update(index, event)
 
+    def _trace_buffer(self, event: Event, owner: str, last: LastState | None) -> Cause:
+        """Classify a buffer; if the settings of its module explain it, the module computed it in the last step."""
+        found = self._make(event, "buffer {bad} by itself")
+        explanation = self._last_explainer.explain_module(owner) if last else None
+        if last is None or explanation is None or not found.is_origin:
+            return found
+        return self._explain(replace(found, step=last.step), explanation)
+
     def _trace_parameter(self, event: Event, last: LastState | None) -> Cause:
         """Classify a parameter as observed before the forward pass."""
-        if last is None or self._is_untouched(event, last) or last.phase == "optimizer":
-            return self._make(event, "parameter {bad} by itself")
         name = event.site.fqn
+        if last is None or self._is_untouched(event, last) or last.phase == "optimizer":
+            found = self._make(event, "parameter {bad} by itself")
+            is_updated = last is not None and last.phase != "optimizer" and found.is_origin
+            explanation = self._last_explainer.explain_training(name) if is_updated else None
+            if last is None or explanation is None:
+                return found
+            return self._explain(replace(found, step=last.step, phase="optimizer"), explanation)
         bad_step = self._bad_since.get(name, -1) if self._graph.param_grads.get(name) else self._bad_step
         if bad_step >= last.step:
             return _PROPAGATED
         why = "parameter {bad} after the step though its gradient and its value before are {good}"
-        return replace(self._make(event, why), step=last.step, phase="optimizer", kind="optimizer")
+        found = replace(self._make(event, why), step=last.step, phase="optimizer", kind="optimizer")
+        return self._explain(found, self._last_explainer.explain_update(name))
 
     def _trace_update(self, index: int, event: Event) -> Cause:
         """Classify a parameter, or a state of the optimizer, as observed after the optimizer's step."""
@@ -484,7 +491,8 @@ class OriginFinder:
         lack = "" if states else "; the optimizer's state before the step was not recorded in both runs"
         what = "parameter" if site.kind == "parameter" else f"the optimizer's {site.fqn}{site.path}"
         why = f"{what} {{bad}} after the step though {_join(known)} {{good}}{lack}"
-        return replace(self._make(event, why, inputs=grads), phase="optimizer", kind="optimizer")
+        found = replace(self._make(event, why, inputs=grads), phase="optimizer", kind="optimizer")
+        return self._explain(found, self._explainer.explain_update(name))
 
     def _is_bad_earlier(self, index: int, *, is_known: bool) -> bool:
         """Return whether a setting of the optimizer differs; or, if no gradient is known, anything before the step."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypedDict
 
 from holdfast.capture.compare.align import Alignment, NameMap, Pair, align
 from holdfast.capture.compare.classify import NOWHERE, Cause, OriginFinder, find_first_stage, find_stage
+from holdfast.capture.compare.explain import StepEvidence, find_step_with
 from holdfast.capture.compare.measure import Tolerance
 from holdfast.capture.compare.result import (
     Class,
@@ -25,12 +26,15 @@ from holdfast.capture.compare.step_graph import Standing, StepGraph, is_below
 from holdfast.capture.compare.verdicts import Bounds, Judge, Verdict
 from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.runs import Run, shift_run
+from holdfast.capture.stored.settings import is_settings, keep_shared, read_settings
 from holdfast.capture.stored.unshard import Dims, Gathering, gather_run, is_sharded
 from holdfast.json_text import Json
 from holdfast.texts import list_some
 
 _MAX_ROWS: Final = 100_000
 _MAX_ORIGINS: Final = 100
+_NEAR_STEPS: Final = 16
+"""Number of steps that are searched for an input: batches in another order come from later steps."""
 _MAX_NAMED: Final = 3
 """Number of modules that a hint names."""
 
@@ -196,6 +200,7 @@ class _RankStep:
     alignment: Alignment
     pairs: dict[int, tuple[Pair, Verdict]]
     """By index of the event in the graph, its pair and the verdict."""
+    evidence: StepEvidence
 
 
 class _Comparison:
@@ -211,6 +216,8 @@ class _Comparison:
         self._recomputed = 0
         self._found: list[tuple[tuple[int, ...], Origin]] = []
         """Origins, each with a key that sorts them: step, stage, event number, rank."""
+        self._has_order = False
+        """Whether an origin is that batches come in another order."""
         self.rows: list[EventRow] = []
         self.steps: list[StepDiff] = []
         self.left_out = 0
@@ -253,7 +260,9 @@ class _Comparison:
         largest = 0.0
         for rank_step in rank_steps:
             elsewhere = min((stage for number, stage in stages.items() if number != rank_step.rank), default=NOWHERE)
-            found = self._finders[rank_step.rank].classify(rank_step.graph, elsewhere=elsewhere)
+            found = self._finders[rank_step.rank].classify(
+                rank_step.graph, elsewhere=elsewhere, evidence=rank_step.evidence
+            )
             for row in self._iter_rows(rank_step, found):
                 counts[row.cls] += 1
                 largest = max(largest, _find_relative(row))
@@ -268,10 +277,12 @@ class _Comparison:
             steps = [self._first_step, self._skipped] if self._skipped is not None else []
             for step in dict.fromkeys(steps):
                 if step is not None:
-                    finder.classify(StepGraph([event for event in self._a.events(step, rank) if not event.recompute]))
+                    events = self._a.events(step, rank)
+                    graph = StepGraph([event for event in events if not event.recompute and not is_settings(event)])
+                    finder.classify(graph, evidence=StepEvidence(ours=read_settings(events)))
 
     def _pair_events(self, step: int, rank: int) -> _RankStep:
-        ours, theirs = (self._read(run, step, rank) for run in (self._a, self._b))
+        ours, theirs = keep_shared(*(self._read(run, step, rank) for run in (self._a, self._b)))
         alignment = align(ours, theirs, names=self._options.names)
         graph = StepGraph(ours)
         indices = {event.seq: index for index, event in enumerate(ours)}
@@ -285,13 +296,15 @@ class _Comparison:
             pairs[index] = (pair, verdict)
             standings[index] = verdict.standing
         graph.set_standings(standings)
-        return _RankStep(rank, graph, alignment, pairs)
+        names = (self._a.facts.name, self._b.facts.name)
+        settings = [read_settings(run.events(step, rank)) for run in (self._a, self._b)]
+        return _RankStep(rank, graph, alignment, pairs, StepEvidence(names, settings[0], settings[1], theirs))
 
     def _read(self, run: Run, step: int, rank: int) -> list[Event]:
         events = run.events(step, rank)
         kept = [event for event in events if not event.recompute]
         self._recomputed += len(events) - len(kept)
-        return kept
+        return [event for event in kept if not is_settings(event)]
 
     def _iter_rows(self, rank_step: _RankStep, found: Mapping[int, Cause]) -> Iterator[EventRow]:
         hints = PairHints(rank_step.alignment, names=(self._a.facts.name, self._b.facts.name))
@@ -320,6 +333,7 @@ class _Comparison:
 
     def _keep_origin(self, rank_step: _RankStep, index: int, found: Cause, hints: PairHints) -> None:
         pair, verdict = rank_step.pairs[index]
+        found = self._find_order(found, pair, rank_step.rank)
         # Each hint scans the whole step, and hundreds of hints are of no use to a reader.
         has_hints = len(self._found) < _MAX_ORIGINS * len(self._ranks)
         moved = hints.find_reordered(pair) if has_hints else ""
@@ -339,12 +353,27 @@ class _Comparison:
             inputs=tuple(inputs),
             parameters=tuple(ComparedInput(name, standing) for name, standing in found.parameters),
             measure=verdict.measure,
+            cause=found.reason,
             notes=(*_iter_guesses(found), *_iter_counts(rank_step, found, pair), *hints.iter_notes(pair))
             if has_hints
             else (),
             world=max(self._a.facts.world, self._b.facts.world),
         )
         self._found.append(((found.step, find_stage(pair.a), pair.a.seq, rank_step.rank), origin))
+
+    def _find_order(self, found: Cause, pair: Pair, rank: int) -> Cause:
+        """Return the cause of a different input: batches come in another order, if the first run has it elsewhere."""
+        if found.reason != "data" or self._has_order:
+            return found
+        at = self._a.steps.index(found.step)
+        near = self._a.steps[max(0, at - 1) : at + _NEAR_STEPS + 1]
+        step = find_step_with(pair.b, near, lambda step: self._a.events(step, rank))
+        if step is None:
+            return found
+        self._has_order = True
+        a, b = self._a.facts.name, self._b.facts.name
+        why = f"{found.why}: {b} has the input that {a} has in step {step}, so batches come in another order"
+        return replace(found, reason="data order", why=why)
 
 
 def _iter_counts(rank_step: _RankStep, found: Cause, origin: Pair) -> Iterator[str]:
@@ -363,7 +392,9 @@ def _iter_counts(rank_step: _RankStep, found: Cause, origin: Pair) -> Iterator[s
 
 
 def _iter_guesses(found: Cause) -> Iterator[str]:
-    """Yield other modules that may be the origin: no gradient was recorded between them and the named one."""
+    """Yield where a cause shows first, and other modules that may be the origin for want of gradients between them."""
+    if found.seen:
+        yield found.seen
     if found.maybe:
         yield f"the origin may also be the backward pass of {', '.join(name or 'the model' for name in found.maybe)}"
 

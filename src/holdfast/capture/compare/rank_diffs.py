@@ -142,7 +142,8 @@ class _RankCheck:
         for site, events in groups.items():
             if site.kind == "rng" and len({event.digest for event in events}) > 1:
                 self._rng_steps.setdefault(site.step)
-            is_reduced = site.kind == "param_grad"
+            # With a path, it is the gradient of this rank alone, before it is reduced.
+            is_reduced = site.kind == "param_grad" and not site.path
             if site.kind not in _REPLICAS and not is_reduced:
                 continue
             what = "a gradient after it was reduced" if is_reduced else f"a {site.kind} that should be equal on all"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from holdfast.capture.compare.align import How
+from holdfast.capture.compare.explain import Reason
 from holdfast.capture.compare.measure import TensorDistance
 from holdfast.capture.compare.step_graph import Standing
 from holdfast.capture.stored.events import Event, EventKind, Phase, Site
@@ -49,6 +50,8 @@ class Origin:
     measure: TensorDistance | None = None
     notes: tuple[str, ...] = ()
     world: int = 1
+    cause: Reason = ""
+    """What the cause is, in one or two words, such as "optimizer setting"; "" if only the place is known."""
 
     def __repr__(self) -> str:
         """Show the origin as a sentence."""
@@ -70,6 +73,7 @@ class Origin:
             "rank": self.rank,
             "source": self.source,
             "why": self.why,
+            "cause": self.cause,
             "site": describe_site(self.site),
             "how": self.how,
             "inputs": [{"name": part.name, "standing": part.standing} for part in self.inputs],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -42,6 +42,8 @@ class _Call(NamedTuple):
     number: int
     source: str
     recompute: bool
+    inputs: tuple[tuple[str, torch.Tensor, int], ...]
+    """Path, tensor and version of each recorded input; a version changes with every operation in place."""
 
 
 class _Calls(threading.local):
@@ -54,9 +56,13 @@ class _Calls(threading.local):
 class ModuleHooks:
     """Hooks on all recorded modules; each calls `begin` first, which begins a step unless one is in progress."""
 
-    def __init__(self, observer: Observer, begin: Callable[[], None]) -> None:
+    def __init__(
+        self, observer: Observer, begin: Callable[[], None], begin_backward: Callable[[], None] = lambda: None
+    ) -> None:
+        """Observe for `observer`; `begin_backward` is called before each gradient of an output is observed."""
         self._observer = observer
         self._begin = begin
+        self._begin_backward = begin_backward
         self._handles: list[Removable] = []
         self._calls = _Calls()
         self._counts: defaultdict[tuple[str, bool], int] = defaultdict(int)
@@ -148,14 +154,14 @@ class ModuleHooks:
             recompute = find_graph_task() != -1
             number = self._counts[fqn, recompute]
             self._counts[fqn, recompute] = number + 1
-            call = _Call(fqn, number, find_source(), recompute)
-            self._calls.stack.append(call)
             level = observer.find_level("input", fqn)
-            if level is Level.OFF:
-                return
+            found = () if level is Level.OFF else tuple(iter_arguments(args, kwargs))
+            inputs = tuple((path, tensor, _find_version(tensor)) for path, tensor in found)
+            call = _Call(fqn, number, find_source(), recompute, inputs)
+            self._calls.stack.append(call)
             form = describe_form(args, kwargs) if level is Level.FULL else ""
             where = CallSite("forward", "input", fqn, number, class_name, "", call.source, recompute)
-            for path, tensor in iter_arguments(args, kwargs):
+            for path, tensor in found:
                 observer.observe(tensor, where, level, path, form)
                 form = ""
         except Exception as error:  # noqa: BLE001  # a bug in the recorder must not stop the training
@@ -176,6 +182,9 @@ class ModuleHooks:
                     observer.observe(tensor, where, level, path)
                 if grad_level is not Level.OFF and tensor.requires_grad:
                     self._await_grad(tensor, where._replace(phase="backward", kind="grad", recompute=False), path)
+            if level is not Level.OFF:
+                for path, tensor in _iter_changed(call, output):
+                    observer.observe(tensor, where, level, f"#input{path}")
         except Exception as error:  # noqa: BLE001  # as above
             observer.fail(error)
 
@@ -201,12 +210,26 @@ class ModuleHooks:
         if not self.is_on or not observer.is_open:
             return
         try:
+            self._begin_backward()
             key = (where.fqn, where.call, path)
             self._arrived[key] += 1
             suffix = f"#{self._arrived[key]}" if self._arrived[key] > 1 else ""
             observer.observe(grad, where, observer.find_level("grad", where.fqn), path + suffix)
         except Exception as error:  # noqa: BLE001  # as above
             observer.fail(error)
+
+
+def _find_version(tensor: torch.Tensor) -> int:
+    """Return the number of operations in place so far; -1 for inference tensors, which do not count them."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _iter_changed(call: _Call, output: object) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the inputs that were changed in place during a call, unless they are outputs, which are recorded anyway."""
+    changed = [(path, tensor) for path, tensor, version in call.inputs if _find_version(tensor) != version]
+    if changed:
+        outputs = {id(tensor) for _, tensor in iter_paths(output)}
+        yield from ((path, tensor) for path, tensor in changed if id(tensor) not in outputs)
 
 
 def _ignore_output(*rest: object) -> None:

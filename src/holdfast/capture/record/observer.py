@@ -6,6 +6,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Final, NamedTuple
@@ -16,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from holdfast.capture.record.forms import iter_paths
 from holdfast.capture.record.options import Options
 from holdfast.capture.record.points import Points
+from holdfast.capture.record.settings import SettingsReader
 from holdfast.capture.record.spool import Copy, Spool
 from holdfast.capture.stored.events import Event, EventKind, Level, Phase, Site
 from holdfast.capture.stored.observed import ObservedTensor, find_part, observe
@@ -243,9 +245,11 @@ class StateObserver:
         self._points = points
         self._optimizers = optimizers
         self._names = {id(parameter): name for name, parameter in points.parameters.items()}
+        self._settings = SettingsReader(points, optimizers)
 
     def observe_state(self) -> None:
-        """Observe the state at the start of a step: RNG state, parameters and buffers."""
+        """Observe the state at the start of a step: settings, RNG state, parameters and buffers."""
+        self._observe_setting("forward", self._settings.read_model)
         if "rng" in self._observer.options.kinds:
             self._observe("forward", "rng", "cpu", torch.get_rng_state())
         for name, parameter in self._points.parameters.items():
@@ -262,6 +266,8 @@ class StateObserver:
         self._observe_grads(self._iter_parameters(optimizer))
         if "optimizer" in self._observer.options.kinds:
             self._observe_groups(optimizer)
+        number = self._settings.find_number(optimizer)
+        self._observe_setting("optimizer", partial(self._settings.read_optimizer, optimizer), number)
 
     def observe_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Observe what an optimizer has updated: parameters and optimizer state."""
@@ -275,6 +281,13 @@ class StateObserver:
         level = self._observer.find_level(kind, name)
         if level is not Level.OFF:
             self._observer.observe(tensor, CallSite(phase, kind, name), level, path)
+
+    def _observe_setting(self, phase: Phase, read: Callable[[], str], path: str = "") -> None:
+        if "setting" not in self._observer.options.kinds:
+            return
+        text = read()
+        content = torch.frombuffer(bytearray(text, "utf-8"), dtype=torch.uint8)
+        self._observer.observe(content, CallSite(phase, "setting", ""), Level.DIGEST, path, text)
 
     def _observe_grads(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
         for name, parameter in parameters:

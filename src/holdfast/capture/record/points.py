@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -43,6 +43,10 @@ class Points:
     """Module, local name and full name. Not the tensor itself: a module may replace its buffers."""
     boundaries: tuple[str, ...]
     """Compiled modules, inside which nothing can be recorded."""
+    described: tuple[tuple[str, torch.nn.Module], ...] = ()
+    """All modules by full name, whether they can be hooked or not; wrappers are left out."""
+    tied: Mapping[str, str] = field(default_factory=dict)
+    """The other names of a tied parameter, and the first."""
 
     def iter_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the current buffers by full name."""
@@ -56,7 +60,11 @@ def find_points(model: torch.nn.Module, *, compiled: CompiledMode) -> Points:
     """Find what can be recorded in a model; a shared module, parameter or buffer has the first of its names."""
     walk = _Walk(compiled)
     walk.visit(model, "", is_inside=False)
-    return Points(tuple(walk.modules), walk.parameters, tuple(walk.buffers), tuple(walk.boundaries))
+    return Points(
+        *(tuple(walk.modules), walk.parameters, tuple(walk.buffers), tuple(walk.boundaries)),
+        described=tuple(walk.described),
+        tied=walk.tied,
+    )
 
 
 @dataclass(slots=True)
@@ -66,7 +74,11 @@ class _Walk:
     parameters: dict[str, torch.nn.Parameter] = field(default_factory=dict)
     buffers: list[tuple[torch.nn.Module, str, str]] = field(default_factory=list)
     boundaries: list[str] = field(default_factory=list)
+    described: list[tuple[str, torch.nn.Module]] = field(default_factory=list)
+    tied: dict[str, str] = field(default_factory=dict)
     _visited: set[int] = field(default_factory=set)
+    _names: dict[int, str] = field(default_factory=dict)
+    """By id, the first name of each parameter."""
 
     def visit(self, module: torch.nn.Module, fqn: str, *, is_inside: bool) -> None:
         """Add a module and everything below it; `is_inside` means inside compiled code, where hooks do not fire."""
@@ -75,6 +87,8 @@ class _Walk:
         self._visited.add(id(module))
         self._add_tensors(module, fqn)
         wrapped = _find_wrapped(module)
+        if wrapped is None:
+            self.described.append((fqn, module))
         is_compiled = wrapped == _COMPILED or module._compiled_call_impl is not None
         is_boundary = is_compiled and self.compiled == "boundary"
         # A list of modules is never called.
@@ -93,9 +107,13 @@ class _Walk:
     def _add_tensors(self, module: torch.nn.Module, fqn: str) -> None:
         prefix = f"{fqn}." if fqn else ""
         for name, parameter in module._parameters.items():
-            if parameter is not None and id(parameter) not in self._visited:
-                self._visited.add(id(parameter))
-                self.parameters[prefix + name] = parameter
+            if parameter is None:
+                continue
+            first = self._names.setdefault(id(parameter), prefix + name)
+            if first == prefix + name:
+                self.parameters[first] = parameter
+            else:
+                self.tied[prefix + name] = first
         for name, buffer in module._buffers.items():
             if buffer is not None and id(buffer) not in self._visited:
                 self._visited.add(id(buffer))

@@ -18,6 +18,7 @@ from holdfast.capture.record.forms import iter_paths
 from holdfast.capture.record.hooks import Drill, ModuleHooks, Removable
 from holdfast.capture.record.observer import CallSite, Observer, StateObserver, find_source
 from holdfast.capture.record.options import Options, RecordOptions, make_options
+from holdfast.capture.record.param_grads import ParameterGrads
 from holdfast.capture.record.points import find_points
 from holdfast.capture.record.replay import Checked, Replayed, ReplayOptions, check_step, replay
 from holdfast.capture.record.spool import RunIdentity, Spool
@@ -58,7 +59,8 @@ def record(
         choices:
             level: "off", "digest", "stats" or "full", or a mapping of name patterns to levels; the first match wins.
             include, exclude: patterns for the names of modules and parameters.
-            kinds: what to record: any of "input output grad parameter buffer param_grad optimizer rng op log".
+            kinds: what to record: any of "input output grad parameter buffer param_grad optimizer rng op log
+                setting".
             steps: which steps to record: "0-9,20,100:1000:100", numbers, or a function of the step number.
             max_bytes: limit for all copies of tensors in the run; after that, only digests and statistics are kept.
             queue_bytes: limit for copies that wait to be written.
@@ -101,7 +103,8 @@ class Recorder:
         self._spool = Spool(repo, identity, queue_bytes=options.queue_bytes, bins=options.bins)
         self._observer = Observer(self._spool, options)
         self._state = StateObserver(self._observer, self._points, optimizers)
-        self._hooks = ModuleHooks(self._observer, self._begin)
+        self._grads = ParameterGrads(self._observer, self._points)
+        self._hooks = ModuleHooks(self._observer, self._begin, self._grads.begin_backward)
         self._drill = Drill(self._observer, self._hooks.find_innermost)
         self._stack = ExitStack()
         self._handles: list[Removable] = []
@@ -181,6 +184,7 @@ class Recorder:
 
     def _remove(self) -> None:
         self._hooks.remove()
+        self._grads.remove()
         self._drill.remove()
         for handle in self._handles:
             handle.remove()
@@ -297,6 +301,7 @@ class Recorder:
         self._stepped.clear()
         self._logged.clear()
         self._hooks.begin_step()
+        self._grads.begin_step()
         self._drill.begin_step()
         if self._observer.begin_step():
             self._state.observe_state()

@@ -113,6 +113,8 @@ def describe(report: Report) -> dict[str, Json]:
         "headline": diff.headline,
         "equal": diff.is_match,
         "origin": -1 if report.origin is None else report.origin,
+        "cause": diff.origin.cause if diff.origin else "",
+        "hints": list(diff.origin.notes) if diff.origin else [],
         "inputs": _describe_inputs(diff.origin.inputs if diff.origin else ()),
         "parameters": _describe_inputs(diff.origin.parameters if diff.origin else ()),
         "counts": {name.upper(): diff.counts[name] for name in CLASSES},

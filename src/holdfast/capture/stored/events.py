@@ -7,8 +7,15 @@ from enum import Enum
 from typing import Final, Literal, NamedTuple
 
 Phase = Literal["forward", "backward", "optimizer", "custom"]
-EventKind = Literal["input", "output", "grad", "parameter", "buffer", "param_grad", "optimizer", "rng", "op", "log"]
-"""The role of a tensor: `grad` is the gradient of an output, `op` a result of an operation inside a module."""
+EventKind = Literal[
+    "input", "output", "grad", "parameter", "buffer", "param_grad", "optimizer", "rng", "op", "log", "setting"
+]
+"""The role of a tensor: `grad` is the gradient of an output, `op` a result of an operation inside a module.
+
+`param_grad` is the gradient of a parameter as the optimizer uses it. With the path "#1", "#2" it is the gradient after
+the first, second backward pass of the step, and with "#0" what was there before. An `output` with the path "#input[0]"
+is an input that the module has changed in place. The bytes of a `setting` are its text, which `Event.form` has too.
+"""
 
 PHASES: Final[tuple[Phase, ...]] = ("forward", "backward", "optimizer", "custom")
 KINDS: Final[tuple[EventKind, ...]] = (
@@ -22,6 +29,7 @@ KINDS: Final[tuple[EventKind, ...]] = (
     "rng",
     "op",
     "log",
+    "setting",
 )
 
 
@@ -96,7 +104,7 @@ class Event(NamedTuple):
     leaf: str = ""
     """Name of its bytes in the segments of the run; "" if they were not kept."""
     form: str = ""
-    """The form of the call's arguments as JSON; only on the first input of the call."""
+    """The form of the call's arguments as JSON, only on the first input of the call; of settings, their text."""
 
     def __repr__(self) -> str:
         """Show where it was observed, what it is, and its digest."""

@@ -97,7 +97,9 @@ class Gathering:
     def _gather(self, step: int) -> _Step:
         groups: dict[Site, list[Event]] = {}
         for event in sorted(self._run.events(step), key=lambda event: (event.rank, event.seq)):
-            if not event.recompute:
+            # The sums of single ranks are not gathered; what they were reduced to is.
+            is_unreduced = event.site.kind == "param_grad" and bool(event.site.path)
+            if not event.recompute and not (is_unreduced and len(self._run.ranks) > 1):
                 groups.setdefault(event.site, []).append(event)
         events: list[Event] = []
         parts: dict[str, tuple[Event, ...]] = {}
@@ -117,7 +119,9 @@ class Gathering:
         first = group[0]
         dim = find_dim(self._dims, first)
         is_same = len({(event.digest, event.dtype, event.shape) for event in group}) == 1
-        is_whole = not any(map(is_sharded, group)) and (is_same or dim == "replicate" or first.site.kind == "rng")
+        is_whole = not any(map(is_sharded, group)) and (
+            is_same or dim == "replicate" or first.site.kind in ("rng", "setting")
+        )
         if is_whole and (dim is None or dim == "replicate"):
             return _as_whole(first)._replace(leaf=leaf if first.leaf else ""), (first,)
         if not any(map(is_sharded, group)) and (dim is None or dim == "replicate"):

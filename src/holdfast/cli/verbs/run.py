@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 Read = TypeVar("Read")
 
 _MAX_LINES: Final = 30
+_MAX_ALSO: Final = 5
+"""Number of further origins to print."""
 _NOTE_CHARS: Final = 60
 _UNKNOWN: Final = "-"
 _HEADERS: Final = ("CLASS", "STEP", "PHASE", "KIND", "NAME", "REL", "MAX", "COS", "ULP", "OVER")
@@ -266,6 +268,8 @@ def _print_diff(diff: RunDiff, output: Output, *, is_all: bool) -> None:
     output.line(f"origin: {diff.headline}" if diff.origin else diff.headline)
     if diff.origin:
         _print_origin(diff.origin, output)
+    for origin in diff.origins[1 : 1 + _MAX_ALSO]:
+        output.line(f"also: {origin}")
     for note in diff.notes:
         output.line(f"note: {note}")
     # There are many close tensors, and they are seldom of interest.
@@ -283,6 +287,8 @@ def _describe_skipped(diff: RunDiff) -> str:
 
 
 def _print_origin(origin: Origin, output: Output, *, good: str = "equal") -> None:
+    if origin.cause:
+        output.line(f"  cause: {origin.cause}")
     for title, parts in (("inputs", origin.inputs), ("parameters", origin.parameters)):
         if parts:
             states = ((part.name, good if part.standing == "equal" else part.standing) for part in parts)
@@ -340,7 +346,7 @@ def _run_nan(options: Namespace, url: str, output: Output) -> int:
     output.line(found.headline)
     if found.origin:
         _print_origin(found.origin, output, good="finite")
-    for origin in found.origins[1:6]:
+    for origin in found.origins[1 : 1 + _MAX_ALSO]:
         output.line(f"also: {origin}")
     for note in found.notes:
         output.line(f"note: {note}")

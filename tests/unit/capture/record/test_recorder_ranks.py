@@ -26,6 +26,8 @@ def test_ranks_record_one_run_under_names_without_wrappers(tmp_path: Path) -> No
     assert [event.site for event in mine] == [event.site for event in theirs]
     kinds: tuple[EventKind, ...] = ("parameter", "param_grad")
     for kind in kinds:
-        assert [event.digest for event in pick(mine, kind)] == [event.digest for event in pick(theirs, kind)]
+        # With a path, a gradient is that of one rank, before it is reduced.
+        both = ([event.digest for event in pick(side, kind) if not event.site.path] for side in (mine, theirs))
+        assert next(both) == next(both)
     assert pick(mine, "input", "")[0].digest != pick(theirs, "input", "")[0].digest
     assert {event.site.fqn for event in pick(mine, "output")} == {"", "up", "activation", "down"}

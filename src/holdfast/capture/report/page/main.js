@@ -6,6 +6,8 @@ function startOverview() {
   verdict.append(el("span", { class: "pill " + (data.equal ? "c-equal" : "c-origin") }, data.equal ? "The runs match" : "The runs differ"));
   verdict.append(el("h1", { class: "name" }, clean(data.headline)));
   if (data.origin >= 0) {
+    if (data.cause) verdict.append(el("p", { id: "cause" }, "Cause: ", el("strong", {}, clean(data.cause))));
+    for (const hint of data.hints) verdict.append(el("p", { class: "muted hint" }, clean(hint)));
     for (const [name, tensors] of [["Inputs", data.inputs], ["Parameters", data.parameters]]) {
       if (tensors.length) verdict.append(el("p", { class: "muted" }, name + ": ", el("span", { class: "mono name" }, tensors.map(clean).join(", "))));
     }
