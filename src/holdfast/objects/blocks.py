@@ -91,7 +91,7 @@ class LentBlock:
     memory: memoryview
     """The filled part of the block."""
     release: Callable[[], None]
-    """Must be called exactly once; any thread may call it."""
+    """Called at most once, by any thread, when no code reads the memory any more. Without a call, it is not reused."""
 
 
 class BlockPool:

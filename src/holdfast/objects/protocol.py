@@ -108,7 +108,8 @@ class BlockUpload(Upload, Protocol):
     def append_block(self, block: LentBlock) -> None:
         """Append a block, without a copy if it starts at a page boundary of the object; raises as `append` does.
 
-        The block is released exactly once, when it was written or never will be, also if this raises.
+        The block is released once, when it was written or never will be, also if this raises. If a commit fails and a
+        request might still be reading the block, it is never released.
         """
 
 
@@ -217,6 +218,10 @@ class MappableStore(Protocol):
 @runtime_checkable
 class LendingStore(Protocol):
     """Optional: a store that allocates memory for what it reads, which the caller may use instead of a copy."""
+
+    @property
+    def reads_at_once(self) -> int:
+        """How many reads of a mebibyte or more should be in flight: those that fill the link, and no more."""
 
     def read_range(self, key: str, start: int, size_bytes: int) -> memoryview:
         """Return `size_bytes` bytes from `start` on, read-only; raises NotFound, or Corrupt if the object ends before.

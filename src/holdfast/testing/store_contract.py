@@ -178,6 +178,7 @@ class StoreContract:
         if not isinstance(store, LendingStore):
             pytest.skip("the store cannot lend what it reads")
         store.create("packs/one", b"0123456789")
+        assert store.reads_at_once >= 1
         assert bytes(store.read_range("packs/one", 3, 4)) == b"3456"
         for start, size_bytes in ((0, 11), (9, 2), (10, 1), (1000, 1)):
             with pytest.raises(Corrupt, match="packs/one"):

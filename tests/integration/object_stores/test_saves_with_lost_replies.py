@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -74,12 +75,12 @@ def test_the_loser_of_a_race_is_told_so_even_if_replies_are_lost(
     ours, theirs = open_bucket(server), open_bucket(server)
     original, commits = CloudStore.put_once, list[str]()
 
-    def put_once(self: CloudStore, key: str, data: memoryview) -> None:
+    def put_once(self: CloudStore, key: str, parts: Sequence[memoryview]) -> None:
         if key.startswith("snapshots/") and not commits:
             commits.append(key)  # ours; theirs comes first
             theirs.save("run", OLD)
             fail_put(server, 0, fault)
-        original(self, key, data)
+        original(self, key, parts)
 
     monkeypatch.setattr(CloudStore, "put_once", put_once)
 

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 import obstore
 from obstore import exceptions
-from typing_extensions import Self
 
 from holdfast.digest import Buffer
 from holdfast.errors import Corrupt, NotFound, ObjectExists, ReadOnlyStore, StoreError
-from holdfast.objects.blocks import GrowingBlock
 from holdfast.objects.cloud.client import LARGE_BYTES, ClientOwner, Load
 from holdfast.objects.cloud.failures import Attempt, CloudAction, find_cause, is_cut, translate
 from holdfast.objects.cloud.place import CloudPlace
 from holdfast.objects.cloud.server_clock import ServerClock
+from holdfast.objects.cloud.upload import PACK_BYTES, CloudUpload
 from holdfast.objects.disk_cache import DiskCache
 from holdfast.objects.listing import FolderListing, is_key
 from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, StoreTraits, verify_key, verify_prefix
@@ -31,10 +30,10 @@ from holdfast.objects.storage_options import StorageOptions
 from holdfast.objects.together import run_together
 
 Result = TypeVar("Result")
-PACK_BYTES: Final = 64 << 20
-_PACK_END_BYTES: Final = 12 << 20
-"""Room for the last batch of a pack and its footer."""
 REQUESTS_AT_ONCE: Final = 64
+_NEAR_READS: Final = 16
+_NEAR_S: Final = 0.005
+"""A server that has answered a request within this time is near: a few large reads fill the link to it."""
 MAX_LISTED: Final = 10_000_000
 """More objects than any store has: memory for them is not allocated."""
 _UPLOAD_TRIES: Final = 3
@@ -75,6 +74,8 @@ class CloudStore:
         given = options if isinstance(options, StorageOptions) else StorageOptions(options)
         self.clients = ClientOwner(place, given)
         self._clock = ServerClock()
+        self.near_s = _NEAR_S
+        self._fastest_s = math.inf
         self.cache: DiskCache | None = None
         """Used by those who read snapshots; the methods of this class always ask the server."""
 
@@ -104,7 +105,7 @@ class CloudStore:
     def create(self, key: str, data: Buffer, *, durable: bool = True) -> None:
         """Create `key` with one conditional put; every object of a bucket is durable."""
         self._verify_writable(key)
-        self._put(key, memoryview(data).cast("B"))
+        self._put(key, [memoryview(data).cast("B")])
 
     def upload(self, key: str) -> CloudUpload:
         """Begin an upload, which is kept in memory until it is committed."""
@@ -171,6 +172,11 @@ class CloudStore:
         return FolderListing(sorted(found.objects, key=lambda info: info.key), sorted(found.folders))
 
     @property
+    def reads_at_once(self) -> int:
+        """How many large reads should be in flight: fewer if the server is near, by the fastest answer so far."""
+        return _NEAR_READS if self._fastest_s < self.near_s else REQUESTS_AT_ONCE
+
+    @property
     def delete_limit(self) -> int:
         """The same for all services: what S3 allows."""
         return DELETE_LIMIT
@@ -222,7 +228,7 @@ class CloudStore:
     def create_scratch(self, data: bytes) -> str:
         """Create an object that is in no listing of the store, and return its key; the caller deletes it."""
         key = f"{_SCRATCH}/{uuid4().hex}"
-        self.put_once(key, memoryview(data))
+        self.put_once(key, [memoryview(data)])
         return key
 
     def list_scratch(self) -> Sequence[ObjectInfo]:
@@ -245,11 +251,11 @@ class CloudStore:
                 f"cannot write {key}: {self.url} was opened read-only; open it without read_only=True", key=key
             )
 
-    def _put_again(self, key: str, data: memoryview) -> None:
+    def _put_again(self, key: str, parts: Sequence[memoryview]) -> None:
         """Create `key`, and again if that failed and nothing is there: the client repeats neither timeouts nor 409."""
         for attempt in range(_UPLOAD_TRIES):
             try:
-                self._put(key, data)
+                self._put(key, parts)
                 return
             except StoreError as error:
                 is_last = attempt + 1 == _UPLOAD_TRIES
@@ -257,17 +263,19 @@ class CloudStore:
                     raise
             time.sleep(random.uniform(0.0, _FIRST_PAUSE_S * 2**attempt))
 
-    def _put(self, key: str, data: memoryview) -> None:
+    def _put(self, key: str, parts: Sequence[memoryview]) -> None:
         if self._single_writer and not self._is_exclusive:
             self._verify_absent(key)
-        self.put_once(key, data)
-        if self._is_exclusive is None and data.nbytes < LARGE_BYTES:
-            self._test_exclusive(key, data)
+        self.put_once(key, parts)
+        if self._is_exclusive is None and _count_bytes(parts) < LARGE_BYTES:
+            self._test_exclusive(key, parts)
 
-    def put_once(self, key: str, data: memoryview) -> None:
+    def put_once(self, key: str, parts: Sequence[memoryview]) -> None:
         """Create an object with one request; verifies neither its key nor that the server honours conditions."""
-        client, began_s = self.clients.find(_weigh(data.nbytes)), time.time()
-        self._ask("create", key, lambda: obstore.put(client, key, data, mode="create", use_multipart=False))
+        client, began_s = self.clients.find(_weigh(_count_bytes(parts))), time.time()
+        # obstore sends the parts from where they are.
+        payload = parts[0] if len(parts) == 1 else [*parts]
+        self._ask("create", key, lambda: obstore.put(client, key, payload, mode="create", use_multipart=False))
         self._clock.note_created(key, began_s=began_s)
 
     def _verify_absent(self, key: str) -> None:
@@ -286,10 +294,10 @@ class CloudStore:
             return True
         return True
 
-    def _test_exclusive(self, key: str, data: memoryview) -> None:
+    def _test_exclusive(self, key: str, parts: Sequence[memoryview]) -> None:
         """Create the same object again: a server that accepts this would let two writers overwrite each other."""
         try:
-            self.put_once(key, data)
+            self.put_once(key, parts)
         except ObjectExists:
             self._is_exclusive = True
             return
@@ -389,6 +397,7 @@ class CloudStore:
             try:
                 result = request()
                 self.clients.has_answered = True
+                self._fastest_s = min(self._fastest_s, time.monotonic() - began)
                 return result
             except (exceptions.BaseError, FileNotFoundError) as error:
                 seconds, withheld = time.monotonic() - began, self.clients.options.withheld
@@ -398,44 +407,6 @@ class CloudStore:
                 # Not chained: the text of obstore may have a signature in it.
                 raise failure
             time.sleep(random.uniform(0.0, _FIRST_PAUSE_S))
-
-
-class CloudUpload:
-    """An upload that owns its bytes until one put sends them all."""
-
-    def __init__(self, key: str, *, commit: Callable[[str, memoryview], None]) -> None:
-        self._key = key
-        self._commit = commit
-        self._data: GrowingBlock | None = GrowingBlock(PACK_BYTES + _PACK_END_BYTES)
-
-    def append(self, *buffers: Buffer) -> None:
-        """Append copies of `buffers`."""
-        data = self._verify_open()
-        for buffer in buffers:
-            data.append(memoryview(buffer).cast("B"))
-
-    def commit(self) -> None:
-        """Send all bytes and make the object visible."""
-        data = self._verify_open()
-        self.abort()
-        self._commit(self._key, data.find())
-
-    def abort(self) -> None:
-        """Drop what was appended."""
-        self._data = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.abort()
-
-    def _verify_open(self) -> GrowingBlock:
-        if self._data is None:
-            raise StoreError(f"the upload of {self._key} has ended; begin a new one", key=self._key)
-        return self._data
 
 
 def _describe_endless(count: int) -> str:
@@ -460,6 +431,10 @@ def _describe(meta: Any) -> ObjectInfo:
         # Azure writes quotes around it in some answers and not in others.
         version=(meta["e_tag"] or meta["version"] or "").strip('"'),
     )
+
+
+def _count_bytes(parts: Sequence[memoryview]) -> int:
+    return sum(part.nbytes for part in parts)
 
 
 def _weigh(size_bytes: int) -> Load:

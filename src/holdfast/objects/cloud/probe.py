@@ -93,7 +93,7 @@ def _measure(request: Callable[[], object]) -> float:
 def _refuses_existing(store: CloudStore, key: str) -> bool | None:
     """Create an object that exists; None if the server neither accepts nor refuses that."""
     try:
-        store.put_once(key, memoryview(_DATA))
+        store.put_once(key, [memoryview(_DATA)])
     except ObjectExists:
         return True
     except StoreError:

@@ -107,9 +107,10 @@ class SnapshotReader:
         self._mappable = repo.store if isinstance(repo.store, MappableStore) else None
         self._lending = repo.store if isinstance(repo.store, LendingStore) else None
         self._kept = repo.store.keep_reads() if keep and isinstance(repo.store, KeepingStore) else None
-        self._at_once = count_requests_at_once(repo.store)
-        self.is_distant = self._at_once > 1
+        at_once = count_requests_at_once(repo.store)
+        self.is_distant = at_once > 1
         """Whether reads wait for a server, so that many small ones should be requested at once."""
+        self._at_once = at_once if self._lending is None else self._lending.reads_at_once
         self._stages = repo.counters.stages
         self._proven = repo.proven
         self._engine = Engine(

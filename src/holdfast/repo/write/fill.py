@@ -11,7 +11,6 @@ from typing import Final, NamedTuple
 from holdfast.digest import Digest, fingerprint, hash_bytes
 from holdfast.errors import SourceChanged
 from holdfast.objects.blocks import BlockPool, LentBlock, copy_bytes
-from holdfast.objects.local.block_io import BLOCK_BYTES
 from holdfast.progress import Progress
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import CHUNK_BYTES, INLINE_BYTES, ChunkRef, Location
@@ -71,24 +70,26 @@ class Hasher:
         stages: Stages,
         *,
         batch_bytes: int,
-        may_stage: bool = True,
+        staged_bytes: int | None = None,
+        huge_pages: bool = True,
         hints: ChangeHints | None = None,
     ) -> None:
         """Hash `batch_bytes` at a time; with `hints`, reuse the digests of memory that has not changed since.
 
-        With `may_stage`, and enough memory, chunks that are probably new are copied before they are hashed.
+        Batches of at least `staged_bytes` that are probably new are copied before they are hashed, if the budget is
+        not small; with `huge_pages`, to blocks of such pages.
         """
         self.new_share = 0.0
         """Share of new bytes in the last batch; predicts the next. Unless it is 0, chunks get a fingerprint first."""
         self.engine = engine
         self._stages = stages
         self._batch_bytes = batch_bytes
-        self._may_stage = may_stage and engine.budget_bytes >= _STAGED_BUDGET_BYTES
+        self._staged_bytes = staged_bytes if engine.budget_bytes >= _STAGED_BUDGET_BYTES else None
         self._hints = hints
         # Room for gaps: they take less than an eighth, except between chunks from the middle of many sources. A batch
         # that does not fit is hashed without being staged.
         largest_bytes = max(batch_bytes, CHUNK_BYTES)
-        self._blocks = BlockPool(largest_bytes + largest_bytes // 8, kept=_KEPT_BLOCKS, huge=True)
+        self._blocks = BlockPool(largest_bytes + largest_bytes // 8, kept=_KEPT_BLOCKS, huge=huge_pages)
 
     def iter_batches(self, chunks: Iterable[SourceChunk]) -> Iterator[HashedBatch]:
         """Yield all chunks in order, in batches, while the next batches are read and hashed in the background."""
@@ -106,10 +107,10 @@ class Hasher:
             yield from (ChunkRef(item.digest, item.data.nbytes, None) for item in batch.items)
 
     def _stage_or_hash(self, batch: Sequence[SourceChunk]) -> HashedBatch:
-        # A batch smaller than a block of the file is better gathered into one together with others.
-        if self._may_stage and self.new_share >= _STAGED_SHARE and _count_bytes(batch) >= BLOCK_BYTES:
-            return self._stage_batch(batch)
-        return self._hash_batch(batch)
+        least = self._staged_bytes
+        if least is None or self.new_share < _STAGED_SHARE or _count_bytes(batch) < least:
+            return self._hash_batch(batch)
+        return self._stage_batch(batch)
 
     def _hash_batch(self, batch: Sequence[SourceChunk]) -> HashedBatch:
         started = perf_counter()

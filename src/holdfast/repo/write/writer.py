@@ -175,7 +175,8 @@ def make_hasher(repo: Repository) -> Iterator[Hasher]:
             engine,
             repo.counters.stages,
             batch_bytes=shares.batch_bytes,
-            may_stage=shares.stages,
+            staged_bytes=shares.staged_bytes,
+            huge_pages=shares.huge_pages,
             hints=repo.hints,
         )
 

@@ -17,7 +17,9 @@ QUICK: Final[dict[str, Any]] = {
 
 
 def open_cloud(server: S3Server, prefix: str = "store", **more: Any) -> CloudStore:
-    """Open a store below a prefix of the server's bucket; an option that is None is left out."""
+    """Open a store below a prefix of the server's bucket, as if it were far; an option that is None is left out."""
     options = {**server.options, "retry_config": QUICK, **more.pop("options", {})}
     options = {name: value for name, value in options.items() if value is not None}
-    return CloudStore(parse_place(f"s3://{BUCKET}/{prefix}"), options=options, **more)
+    store = CloudStore(parse_place(f"s3://{BUCKET}/{prefix}"), options=options, **more)
+    store.near_s = 0.0
+    return store

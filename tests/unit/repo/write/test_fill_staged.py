@@ -175,7 +175,7 @@ def test_blocks_under_way_keep_to_the_budget(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("holdfast.objects.blocks.new_block", count)
     monkeypatch.setattr("holdfast.repo.engine.count_cores", lambda: 64)
     with Engine("test", budget_bytes=64 * MIB, waits=False) as engine:
-        hasher = Hasher(engine, Stages(), batch_bytes=8 * MIB)
+        hasher = Hasher(engine, Stages(), batch_bytes=8 * MIB, staged_bytes=4 * MIB)
         hasher.new_share = 1.0
         for batch in hasher.iter_batches(cut_sources([Endless()])):
             assert batch.block
@@ -196,7 +196,7 @@ def test_a_block_that_an_upload_cannot_take_is_released(store: MemoryStore) -> N
     released: list[bool] = []
     sources = [BytesSource("x", noise(8 * MIB))]
     with Engine("test", budget_bytes=64 * MIB, waits=False) as engine:
-        hasher = Hasher(engine, Stages(), batch_bytes=8 * MIB)
+        hasher = Hasher(engine, Stages(), batch_bytes=8 * MIB, staged_bytes=4 * MIB)
         hasher.new_share = 1.0
         (batch,) = hasher.iter_batches(cut_sources(sources))
     assert batch.block
@@ -209,7 +209,7 @@ def test_a_block_that_an_upload_cannot_take_is_released(store: MemoryStore) -> N
 def test_a_staged_piece_is_hashed_as_it_was_copied() -> None:
     data = bytearray(noise(8 * MIB))
     with Engine("test", budget_bytes=64 * MIB, waits=False) as engine:
-        hasher = Hasher(engine, Stages(), batch_bytes=8 * MIB)
+        hasher = Hasher(engine, Stages(), batch_bytes=8 * MIB, staged_bytes=4 * MIB)
         hasher.new_share = 1.0
         (batch,) = hasher.iter_batches(cut_sources([BytesSource("x", data)]))
     data[:] = bytes(len(data))
@@ -221,7 +221,7 @@ def test_pieces_with_too_many_gaps_between_them_are_not_staged() -> None:
     source = BytesSource("x", noise(8 * MIB))
     pieces = [SourceChunk(source, 0, start, start + 24_577) for start in range(0, 340 * 24_600, 24_600)]
     with Engine("test", budget_bytes=64 * MIB, waits=False) as engine:
-        hasher = Hasher(engine, Stages(), batch_bytes=8 * MIB)
+        hasher = Hasher(engine, Stages(), batch_bytes=8 * MIB, staged_bytes=4 * MIB)
         hasher.new_share = 1.0
         (batch,) = hasher.iter_batches(pieces)
     assert batch.block is None

@@ -45,7 +45,8 @@ def test_a_larger_budget_has_more_packs_in_flight_not_larger_ones() -> None:
 
 def test_a_store_that_writes_while_it_is_appended_to_needs_no_room_for_packs() -> None:
     shares = plan_shares(MemoryStore().traits, DEFAULT_BUDGET_BYTES)
-    assert shares == share_budget(MemoryStore(), DEFAULT_BUDGET_BYTES) == Shares(DEFAULT_BUDGET_BYTES // 2, 8 * MIB)
+    assert shares == share_budget(MemoryStore(), DEFAULT_BUDGET_BYTES)
+    assert shares == Shares(DEFAULT_BUDGET_BYTES // 2, batch_bytes=8 * MIB, staged_bytes=4 * MIB)
 
 
 def test_a_directory_is_not_tested_by_writing_before_a_save_knows_that_it_writes(tmp_path: Path) -> None:
