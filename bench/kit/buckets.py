@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module, util
 from pathlib import Path
@@ -26,7 +26,9 @@ from obstore.store import S3Store
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 from bench.kit.states import State, make_empty
+from holdfast.digest import hash_bytes
 from holdfast.facade import Store
+from holdfast.objects.blocks import copy_bytes
 from holdfast.objects.cloud.cloud_store import CloudStore
 from holdfast.objects.cloud.place import parse_place
 from holdfast.objects.disk_cache import DiskCache, attach_cache
@@ -34,11 +36,13 @@ from holdfast.objects.disk_cache import DiskCache, attach_cache
 BUCKET: Final = "bucket"
 SNAPSHOT: Final = "run/step-0"
 RAW: Final = "raw obstore"
+VERIFIED: Final = "raw obstore, BLAKE3 and a copy into tensors"
 _PEERS: Final = Path(sys.prefix, "bucket-peers")
 """Where `make bench` installs s3fs and s3torchconnector: s3fs needs another botocore than boto3 has here."""
 _REGION: Final = "us-east-1"
 _THREADS: Final = 32
 _PUTS: Final = 4
+_CHUNK_BYTES: Final = 1 << 20
 _START_S: Final = 120.0
 _POLL_S: Final = 0.1
 # DCP warns that it saves in a single process, which is intended.
@@ -52,6 +56,8 @@ class BucketPeer:
     name: str
     save: Callable[[str, State], object]
     load: Callable[[str, State], State]
+    open: Callable[[str], None] = field(default=lambda prefix: None)
+    """What happens before the clock starts."""
 
 
 def find_weed() -> str | None:
@@ -104,22 +110,35 @@ def open_bucket_store(endpoint: str, prefix: str, *, cache: Path | None = None) 
     return Store(attach_cache(objects, None if cache is None else DiskCache(str(cache))))
 
 
-def make_holdfast(endpoint: str) -> BucketPeer:
-    """Return Holdfast, with a new handle for each save and load."""
-    return BucketPeer(
-        "Holdfast",
-        lambda prefix, state: open_bucket_store(endpoint, prefix).save(SNAPSHOT, dict(state)),
-        lambda prefix, like: open_bucket_store(endpoint, prefix).load(SNAPSHOT),
-    )
+class OpenStores:
+    """Opens a store before the clock starts, as the clients of the other contestants are."""
+
+    def __init__(self, endpoint: str, *, cache: Path | None = None) -> None:
+        self._endpoint = endpoint
+        self._cache = cache
+        self._opened: dict[str, Store] = {}
+
+    def open(self, prefix: str) -> None:
+        """Open the store below a prefix, again if it is open: a handle that has saved knows more than a new one."""
+        store = open_bucket_store(self._endpoint, prefix, cache=self._cache)
+        store.latest()  # the first request opens connections
+        self._opened[prefix] = store
+
+    def save(self, prefix: str, state: State) -> object:
+        """Save a state."""
+        return self._opened[prefix].save(SNAPSHOT, dict(state))
+
+    def load(self, prefix: str, like: State) -> State:
+        """Load what was saved."""
+        found: State = self._opened[prefix].load(SNAPSHOT)
+        return found
 
 
-def make_cached_holdfast(endpoint: str, cache: Path) -> BucketPeer:
-    """Return Holdfast with a local cache."""
-    return BucketPeer(
-        "Holdfast, cached",
-        lambda prefix, state: open_bucket_store(endpoint, prefix).save(SNAPSHOT, dict(state)),
-        lambda prefix, like: open_bucket_store(endpoint, prefix, cache=cache).load(SNAPSHOT),
-    )
+def make_holdfast(endpoint: str, *, cache: Path | None = None) -> BucketPeer:
+    """Return Holdfast, with or without a local cache."""
+    stores = OpenStores(endpoint, cache=cache)
+    name = "Holdfast" if cache is None else "Holdfast, cached"
+    return BucketPeer(name, stores.save, stores.load, stores.open)
 
 
 class RawObjects:
@@ -141,13 +160,30 @@ class RawObjects:
 
     def load(self, prefix: str) -> list[object]:
         """Read all objects, in ranges; returns them in order."""
-        ranges = [
+        with ThreadPoolExecutor(_THREADS) as threads:
+            return list(threads.map(partial(self._read, prefix), self._list_ranges()))
+
+    def load_verified(self, prefix: str) -> list[memoryview]:
+        """Read all objects, hash each mebibyte and copy it into new memory: what no verified load can avoid."""
+        memory = memoryview(torch.empty(self._data.nbytes, dtype=torch.uint8).numpy().data)
+
+        def read(wanted: tuple[int, int, int]) -> None:
+            start, low, size_bytes = wanted
+            found = memoryview(self._read(prefix, wanted))  # type: ignore[arg-type]  # obstore's bytes
+            for at in range(0, size_bytes, _CHUNK_BYTES):
+                hash_bytes(found[at : at + _CHUNK_BYTES])
+            copy_bytes(memory[start + low : start + low + size_bytes], found)
+
+        with ThreadPoolExecutor(_THREADS) as threads:
+            list(threads.map(read, self._list_ranges()))
+        return [memory]
+
+    def _list_ranges(self) -> list[tuple[int, int, int]]:
+        return [
             (start, low, min(self._range_bytes, part.nbytes - low))
             for start, part in self._parts
             for low in range(0, part.nbytes, self._range_bytes)
         ]
-        with ThreadPoolExecutor(_THREADS) as threads:
-            return list(threads.map(partial(self._read, prefix), ranges))
 
     def _put(self, prefix: str, part: tuple[int, memoryview]) -> None:
         start, data = part

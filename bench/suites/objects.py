@@ -13,18 +13,19 @@ import torch
 from bench.kit.arena import at_least, compare
 from bench.kit.buckets import (
     RAW,
+    VERIFIED,
     BucketPeer,
     RawObjects,
     find_bucket_peers,
     find_weed,
-    make_cached_holdfast,
     make_holdfast,
     serve_bucket,
 )
 from bench.kit.measure import Contestant, Goal, Result, Sizes, WrongResult, race, random_bytes
 from bench.kit.states import Shape, State, make_state, verify_state
 from holdfast.facade import Store
-from holdfast.objects.cloud.cloud_store import PACK_BYTES, REQUESTS_AT_ONCE, CloudStore
+from holdfast.objects.cloud.cloud_store import REQUESTS_AT_ONCE, CloudStore
+from holdfast.objects.cloud.upload import PACK_BYTES
 from holdfast.repo.handle.index import merge_tiers
 from holdfast.repo.upkeep.collect import plan_collect
 from tests.kit.many_snapshots import fill_server
@@ -62,7 +63,7 @@ def _measure_transfers(endpoint: str, sizes: Sizes, work: Path) -> list[Result]:
         for object_bytes, range_bytes in zip(_OBJECT_BYTES, _RANGE_BYTES, strict=True)
     ]
     peers, own = find_bucket_peers(endpoint), make_holdfast(endpoint)
-    cached = make_cached_holdfast(endpoint, work / "cache")
+    cached = make_holdfast(endpoint, cache=work / "cache")
     rounds = min(_ROUNDS, 2 * sizes.rounds)
     prefixes = (f"p{number}" for number in count())
     saves = {raw.name: _saving_raw(raw, prefixes) for raw in raws}
@@ -75,12 +76,14 @@ def _measure_transfers(endpoint: str, sizes: Sizes, work: Path) -> list[Result]:
     if peers:
         rows.append(row(f"save to a bucket, {label}", rivals=names, goal=at_least(1.0)))
     loads = {raw.name: _loading_raw(raw, next(prefixes)) for raw in raws}
+    loads |= {VERIFIED: _loading_verified(raws[-1], next(prefixes))}
     loads |= {peer.name: _loading(peer, state, next(prefixes)) for peer in (own, cached, *peers)}
     timings = race(loads, rounds=rounds)
     row = partial(compare, timings=timings, size_bytes=data.nbytes)
     rows.append(
         row(f"load from a bucket, {label}", own=own.name, rivals=[raw.name for raw in raws], goal=at_least(0.8))
     )
+    rows.append(row(f"load from a bucket, {label}", own=own.name, rivals=[VERIFIED], goal=None))
     if peers:
         rows.append(row(f"load from a bucket, {label}", own=own.name, rivals=names, goal=at_least(2.0)))
     rows.append(row(f"load from a bucket, cached, {label}", own=cached.name, rivals=[own.name], goal=None))
@@ -91,10 +94,14 @@ def _saving(peer: BucketPeer, state: State, prefixes: Iterator[str]) -> Contesta
     """Return a timed save below a new prefix, verified by loading."""
     used: list[str] = []
 
+    def prepare() -> None:
+        used.append(next(prefixes))
+        peer.open(used[-1])
+
     def verify(_: object) -> None:
         verify_state(peer.load(used[-1], state), state, who=peer.name)
 
-    return Contestant(lambda: peer.save(used[-1], state), lambda: used.append(next(prefixes)), verify, verify_once=True)
+    return Contestant(lambda: peer.save(used[-1], state), prepare, verify, verify_once=True)
 
 
 def _saving_raw(raw: RawObjects, prefixes: Iterator[str]) -> Contestant:
@@ -109,6 +116,7 @@ def _saving_raw(raw: RawObjects, prefixes: Iterator[str]) -> Contestant:
 
 def _loading(peer: BucketPeer, state: State, prefix: str) -> Contestant:
     """Return a timed load into new memory; that of Holdfast is verified in every round."""
+    peer.open(prefix)
     peer.save(prefix, state)
 
     def verify(found: object) -> None:
@@ -116,12 +124,18 @@ def _loading(peer: BucketPeer, state: State, prefix: str) -> Contestant:
         if isinstance(found, dict):
             found.clear()
 
-    return Contestant(lambda: peer.load(prefix, state), verify=verify, verify_once=not peer.name.startswith("Holdfast"))
+    is_other = not peer.name.startswith("Holdfast")
+    return Contestant(lambda: peer.load(prefix, state), lambda: peer.open(prefix), verify, verify_once=is_other)
 
 
 def _loading_raw(raw: RawObjects, prefix: str) -> Contestant:
     raw.save(prefix)
     return Contestant(lambda: raw.load(prefix), verify=partial(_verify_raw, raw), verify_once=True)
+
+
+def _loading_verified(raw: RawObjects, prefix: str) -> Contestant:
+    raw.save(prefix)
+    return Contestant(lambda: raw.load_verified(prefix), verify=partial(_verify_raw, raw), verify_once=True)
 
 
 def _verify_raw(raw: RawObjects, found: object) -> None:
