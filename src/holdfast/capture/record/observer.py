@@ -19,7 +19,7 @@ from holdfast.capture.record.options import Options
 from holdfast.capture.record.points import Points
 from holdfast.capture.record.settings import SettingsReader
 from holdfast.capture.record.spool import Copy, Spool
-from holdfast.capture.stored.events import Event, EventKind, Level, Phase, Site
+from holdfast.capture.stored.events import Event, EventKind, Level, Phase, Site, Stats
 from holdfast.capture.stored.observed import ObservedTensor, find_part, observe
 from holdfast.errors import HoldfastError, StoreFull, Unsupported
 from holdfast.tensors.sharding.meshes import Layouts
@@ -66,6 +66,8 @@ class Observer:
         self._aliases: dict[int, tuple[StorageWeakRef, int]] = {}
         self._known: dict[tuple[bytes, str, tuple[int, ...]], str] = {}
         self._known_before: dict[tuple[bytes, str, tuple[int, ...]], str] = {}
+        self._measured: dict[tuple[bytes, str], Stats | None] = {}
+        self._measured_before: dict[tuple[bytes, str], Stats | None] = {}
         self._layouts = Layouts()
         self._is_full_off = False
         self._failures = 0
@@ -87,6 +89,7 @@ class Observer:
         self._aliases.clear()
         # A tensor that equals one of the previous step, such as a parameter after its update, is not copied again.
         self._known_before, self._known = self._known, {}
+        self._measured_before, self._measured = self._measured, {}
         if was_open:
             self.spool.pending.steps += 1
             if self.spool.is_full(segment_steps=self.options.segment_steps, segment_s=self.options.segment_s):
@@ -160,7 +163,7 @@ class Observer:
             if level is Level.FULL:
                 leaf = self._keep(observed, digest, dtype)
             if level is Level.STATS or (level is Level.FULL and not leaf):
-                stats = observed.measure(self.options.bins)
+                stats = self._measure(observed, digest, dtype)
             phase, kind, fqn, call, module, parent, source, recompute = where
             alias = self._find_alias(observed)
             site = Site(self.step, phase, kind, fqn, call, path)
@@ -183,6 +186,15 @@ class Observer:
             reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch's
             found = self._aliases[key] = (reference, len(self._aliases))
         return found[1]
+
+    def _measure(self, observed: ObservedTensor, digest: bytes, dtype: str) -> Stats | None:
+        """Return the statistics of a tensor; those of equal bytes in this step or the one before are used again."""
+        key = (digest, dtype)
+        if key in self._measured:
+            return self._measured[key]
+        stats = self._measured_before[key] if key in self._measured_before else observed.measure(self.options.bins)
+        self._measured[key] = stats
+        return stats
 
     def _keep(self, observed: ObservedTensor, digest: bytes, dtype: str) -> str:
         """Copy a tensor, unless the same bytes were copied already; returns its leaf, or "" if there is no room."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,9 @@ from holdfast.tensors.sharding.meshes import Layouts
 Array = np.ndarray[Any, Any]
 _EMPTY: Final = memoryview(b"")
 _BLOCK: Final = 1 << 14
-_SAMPLE: Final = 1 << 14
+_ROW: Final = 1 << 10
+"""Number of values whose sum is rounded to their dtype; the sums of rows are added in float64."""
+_SAMPLE: Final = 1 << 12
 """Number of values that a histogram counts at most; of larger tensors, an even sample."""
 _is_functional: Final = torch._is_functional_tensor
 _is_transformed: Final = torch._C._functorch.is_functorch_wrapped_tensor
@@ -60,9 +62,8 @@ class ShardPlacement:
 WHOLE: Final = ShardPlacement()
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedTensor:
-    """The bytes of a tensor as they are now; valid until the tensor changes."""
+class ObservedTensor(NamedTuple):
+    """The bytes of a tensor as they are now; valid until the tensor changes. A tuple, because each tensor has one."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -107,15 +108,13 @@ def observe(tensor: torch.Tensor) -> ObservedTensor:
     dtype, shape = tensor.dtype, tuple(tensor.shape)
     if tensor.is_quantized or items_per_byte(dtype) != 1:
         raise Unsupported(f"a tensor of {dtype} is not described by its bytes alone")
-    if not math.prod(shape):
+    if not tensor.numel():
         return ObservedTensor(dtype, shape, _EMPTY, None)
-    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+    if not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         tensor = _pack(tensor)
     storage = tensor.untyped_storage()
-    start = int(tensor.storage_offset()) * tensor.element_size()
-    return ObservedTensor(
-        dtype, shape, view_memory(storage, start, start + tensor.numel() * tensor.element_size()), storage
-    )
+    start = int(tensor.storage_offset()) * tensor.itemsize
+    return ObservedTensor(dtype, shape, view_memory(storage, start, start + tensor.nbytes), storage)
 
 
 def _pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -176,8 +175,10 @@ class StatsTally:
             return values
         if values.dtype.kind not in "fiu":
             values = values.astype(np.float64)
-        self.zero += int(np.count_nonzero(values == 0))
         low, high = float(values.min()), float(values.max())
+        # A comparison with NaN is false: then the zeros are counted too.
+        if not (low > 0 or high < 0):
+            self.zero += int(np.count_nonzero(values == 0))
         if not (math.isfinite(low) and math.isfinite(high)):
             nan = int(np.count_nonzero(np.isnan(values)))
             values = values[np.isfinite(values)]
@@ -213,21 +214,33 @@ def measure_values(values: Array, bins: int) -> Stats:
 
 
 def _add_up(values: Array) -> tuple[float, float]:
-    """Return the sums of values and of their squares, in blocks that fit into the processor's cache."""
-    added = squared = 0.0
-    dtype = np.float32 if values.dtype == np.float32 else np.float64
-    with np.errstate(over="ignore"):
-        for start in range(0, values.size, _BLOCK):
-            block = values[start : start + _BLOCK].astype(dtype)
-            added += float(block.sum())
-            squared += float(np.square(block, out=block).sum())
-    if dtype is np.float32 and not math.isfinite(added + squared):
+    """Return the sums of values and of their squares: of each row in the dtype of floats, of all rows in float64."""
+    if values.dtype not in (np.float32, np.float64):
+        blocks = (values[start : start + _BLOCK] for start in range(0, values.size, _BLOCK))
+        sums = [_add_up(block.astype(np.float64)) for block in blocks]
+        return math.fsum(added for added, _ in sums), math.fsum(squared for _, squared in sums)
+    rows, rest = _split_rows(values)
+    with np.errstate(over="ignore", invalid="ignore"):
+        added, squared = float(np.add.reduce(rest)), float(np.vecdot(rest, rest))
+        if rows.size:
+            added += float(np.add.reduce(rows, axis=1).sum(dtype=np.float64))
+            # Not one product of all values: for long vectors the library would start threads.
+            squared += float(np.vecdot(rows, rows).sum(dtype=np.float64))
+    if values.dtype == np.float32 and not math.isfinite(added + squared):
         return _add_up(values.astype(np.float64))
     return added, squared
 
 
+def _split_rows(values: Array) -> tuple[Array, Array]:
+    """Return values as rows of equal length, and those that do not fill a row."""
+    end = values.size - values.size % _ROW
+    return values[:end].reshape(-1, _ROW), values[end:]
+
+
 def _count(values: Array, bins: int, low: float, high: float) -> tuple[int, ...]:
     """Return the number of values in each of `bins` equal bins; of many values, an even sample."""
-    sample = values[:: -(-values.size // _SAMPLE)].astype(np.float64)
-    indices = ((sample - low) * (bins / (high - low))).astype(np.intp)
-    return tuple(np.bincount(indices.clip(0, bins - 1), minlength=bins).tolist())
+    places = values[:: -(-values.size // _SAMPLE)].astype(np.float64)
+    places -= low
+    places *= bins / (high - low)
+    indices = places.astype(np.intp)
+    return tuple(np.bincount(np.minimum(indices, bins - 1, out=indices), minlength=bins).tolist())

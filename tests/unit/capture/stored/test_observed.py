@@ -78,3 +78,25 @@ def test_squares_that_overflow_float32_are_added_in_float64() -> None:
 def test_a_histogram_counts_in_equal_bins() -> None:
     assert measure_values(np.array([0.0, 1.0, 2.0, 3.9, 4.0]), 2).histogram == (2, 3)
     assert measure_values(np.full(5, 2.0), 2).histogram == ()
+
+
+@pytest.mark.parametrize("size", [1, 7, 1023, 1024, 5000, 40_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int32])
+def test_statistics_are_those_of_float64_up_to_rounding(size: int, dtype: torch.dtype) -> None:
+    tensor = (torch.randn(size, generator=torch.Generator().manual_seed(size)) * 50).round().to(dtype)
+    exact = tensor.double()
+
+    stats = observe(tensor).measure(8)
+
+    assert stats is not None
+    assert (stats.minimum, stats.maximum) == (float(exact.min()), float(exact.max()))
+    assert stats.zero == int((exact == 0).sum())
+    assert stats.mean == pytest.approx(float(exact.mean()), rel=1e-6, abs=1e-5)
+    assert stats.norm == pytest.approx(float(exact.norm()), rel=1e-6)
+
+
+def test_a_negative_zero_counts_as_zero() -> None:
+    stats = observe(torch.tensor([-0.0, 0.0, 1.0])).measure(0)
+
+    assert stats is not None
+    assert stats.zero == 2
