@@ -26,6 +26,8 @@ _BITS: Final[Mapping[torch.dtype, torch.dtype]] = MappingProxyType(
         torch.float64: torch.int64,
     }
 )
+_QUICK: Final = frozenset({torch.float32, torch.float64})
+"""Dtypes that numpy has, and whose blocks are compared in shared memory."""
 _SAFE: Final = (1e-140, 1e140)
 """Magnitudes whose sums of squares neither overflow nor underflow."""
 
@@ -218,13 +220,72 @@ def _measure_integers(a: torch.Tensor, b: torch.Tensor) -> TensorDistance:
 def _measure_floats(a: torch.Tensor, b: torch.Tensor, wider: torch.dtype, allowed: Tolerance) -> TensorDistance:
     tally = _Tally(allowed, _find_scale(a, b))
     compared = torch.complex128 if wider.is_complex else torch.float64
+    blocks = _FiniteBlocks(a, b) if a.dtype == b.dtype and a.dtype in _QUICK and tally.scale == 1.0 else None
     # Extreme values overflow when they are subtracted; `_Tally` handles NaN and infinities itself.
     with np.errstate(all="ignore"):
         for start in range(0, a.numel(), _BLOCK_ITEMS):
+            if blocks is not None and blocks.add(tally, start):
+                continue
             x, y = (side[start : start + _BLOCK_ITEMS] for side in (a, b))
             ranks = (_rank_floats(x.to(wider)), _rank_floats(y.to(wider))) if wider in _BITS else None
             tally.add(start, x.to(compared).numpy(), y.to(compared).numpy(), ranks)
     return tally.finish(a.numel(), has_ulps=wider in _BITS)
+
+
+class _FiniteBlocks:
+    """Adds blocks of two tensors of one dtype that are finite on both sides, in memory that all blocks share.
+
+    Gives the same numbers as `_Tally.add`, several times faster.
+    """
+
+    def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        self._a, self._b = a.numpy(), b.numpy()
+        bits = _BITS[a.dtype]
+        self._bits_a, self._bits_b = a.view(bits).numpy(), b.view(bits).numpy()
+        self._x, self._y, self._gap = (np.empty(min(a.numel(), _BLOCK_ITEMS)) for _ in range(3))
+        self._signs, self._apart = (np.empty(self._x.size, dtype=self._bits_a.dtype) for _ in range(2))
+
+    def add(self, tally: _Tally, start: int) -> bool:
+        """Add a block; returns False, and adds nothing, if a value of it is not finite."""
+        part = slice(start, start + _BLOCK_ITEMS)
+        ours, theirs = self._a[part], self._b[part]
+        x, y, gap = (memory[: ours.size] for memory in (self._x, self._y, self._gap))
+        np.copyto(x, ours)
+        np.copyto(y, theirs)
+        np.subtract(x, y, out=gap)
+        products = [float(np.dot(left, right)) for left, right in ((gap, gap), (x, x), (y, y), (x, y))]
+        if not math.isfinite(sum(products)):
+            return False
+        unequal = int(np.count_nonzero(ours != theirs))
+        if unequal:
+            tally.distance.unequal += unequal
+            np.abs(gap, out=gap)
+            index = int(gap.argmax())
+            largest = float(gap[index])
+            tally.distance.keep_largest(start, index, largest)
+            if largest > tally.allowed.atol:
+                np.abs(x, out=x)
+                np.multiply(x, tally.allowed.rtol, out=x)
+                np.add(x, tally.allowed.atol, out=x)
+                tally.mismatches += int(np.count_nonzero(gap > x))
+            tally.ulp = max(tally.ulp, self._find_ulp(part, ours.size))
+        tally.distance.add_products(products)
+        return True
+
+    def _find_ulp(self, part: slice, size: int) -> int:
+        """Return the largest difference in units in the last place: of equal sign, the difference of the bits."""
+        ours, theirs = self._bits_a[part], self._bits_b[part]
+        signs = np.bitwise_xor(ours, theirs, out=self._signs[:size])
+        apart = np.subtract(ours, theirs, out=self._apart[:size])
+        np.abs(apart, out=apart)
+        crossing = np.flatnonzero(signs < 0)
+        if not crossing.size:
+            return int(apart.max())
+        apart[crossing] = 0
+        lowest = np.iinfo(ours.dtype).max
+        magnitudes = [(side[crossing] & lowest).astype(np.int64) for side in (ours, theirs)]
+        index = int((magnitudes[0].astype(np.float64) + magnitudes[1]).argmax())
+        return max(int(apart.max()), int(magnitudes[0][index]) + int(magnitudes[1][index]))
 
 
 def _find_scale(a: torch.Tensor, b: torch.Tensor) -> float:

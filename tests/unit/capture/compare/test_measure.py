@@ -239,3 +239,29 @@ def test_units_in_the_last_place_are_shown_only_where_they_mean_rounding(b: floa
 
 def test_a_distance_without_values_has_no_units_to_show() -> None:
     assert TensorDistance("digest").ulp_text == ""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("case", ["near", "across zero", "far", "not finite", "zeros of both signs"])
+def test_quick_blocks_give_the_numbers_of_the_general_ones(
+    dtype: torch.dtype, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = torch.randn(20_000, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    b = a.clone()
+    if case == "near":
+        b[::7] *= 1 + 1e-6
+    elif case == "across zero":
+        b[::3] *= -1
+    elif case == "far":
+        b[5] = torch.finfo(dtype).max
+        a[5] = torch.finfo(dtype).min
+    elif case == "not finite":
+        b[9_000], a[15_000], b[15_001] = torch.inf, torch.nan, 3.0
+    else:
+        a[:10], b[:10] = 0.0, -0.0
+        b[12] += 1
+
+    quick = measure(a, b)
+    monkeypatch.setattr("holdfast.capture.compare.measure._QUICK", frozenset())
+
+    assert repr(measure(a, b)) == repr(quick)
