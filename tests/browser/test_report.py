@@ -231,6 +231,20 @@ def test_a_report_of_digests_counts_what_it_cannot_measure(browser: Browser, tmp
     assert browser.complaints == []
 
 
+def test_the_cause_and_where_it_shows_are_below_the_headline(browser: Browser, tmp_path: Path) -> None:
+    place = tmp_path / "cause.html"
+    report = make_page_report()
+    assert report.diff.origin is not None
+    origin = replace(report.diff.origin, cause="module setting", notes=("first seen in layers.3: output differs",))
+    write_html(replace(report, diff=replace(report.diff, origin=origin)), place)
+
+    browser.open(place)
+
+    assert browser.run(_text("#cause")) == "Cause: module setting"
+    assert browser.run(_text("#verdict .hint")) == "first seen in layers.3: output differs"
+    assert browser.complaints == []
+
+
 def test_a_report_of_equal_runs_is_quiet(browser: Browser, tmp_path: Path) -> None:
     place = tmp_path / "equal.html"
     diff = RunDiff("a", "b", None, steps=(StepDiff(0, {"equal": 1}), StepDiff(1, {"equal": 1})))

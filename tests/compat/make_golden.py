@@ -22,6 +22,8 @@ GOLDEN: Final = HERE / "golden"
 RANKS: Final = 4
 DCP_RANKS: Final = 3
 STEPS: Final = 6
+RECORDED: Final = "input output grad parameter buffer param_grad optimizer"
+RECORDED_STEPS: Final = 3
 ROWS: Final = 3000
 """Of a table that has several chunks."""
 SHAPES: Final[dict[str, tuple[tuple[int, ...], torch.dtype]]] = {
@@ -109,7 +111,34 @@ def _save_dcp_rank(rank: int, path: Path) -> None:
     dcp.save(state, storage_writer=StorageWriter(str(path), "run/a"))
 
 
-CASES: Final[dict[str, Callable[[Path], None]]] = {"run": save_run, "ranks": save_ranks, "dcp": save_dcp}
+def record_training(store: holdfast.Store, name: str, *, slow_from: int = STEPS) -> None:
+    """Record training with numbers that every machine computes exactly; at half the rate from a step on."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.arange(parameter.numel()).reshape(parameter.shape) - 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with store.record(name, model, optimizer, level="full", kinds=RECORDED):
+        for step in range(RECORDED_STEPS):
+            optimizer.param_groups[0]["lr"] = 0.25 if step >= slow_from else 0.5
+            optimizer.zero_grad()
+            model(torch.tensor([[1.0, step]])).sum().backward()
+            optimizer.step()
+
+
+def save_recorded(path: Path) -> None:
+    """Record a run, and one that differs from it in a setting."""
+    with holdfast.open(path, environment=False) as store:
+        record_training(store, "good")
+        record_training(store, "bad", slow_from=1)
+
+
+CASES: Final[dict[str, Callable[[Path], None]]] = {
+    "run": save_run,
+    "ranks": save_ranks,
+    "dcp": save_dcp,
+    "recorded": save_recorded,
+}
 
 
 def _make(name: str) -> bytes:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import holdfast
+from holdfast.capture.compare.compare import diff_runs
 from holdfast.dcp import StorageReader
 from holdfast.digest import hash_bytes
 from tests.compat.archive import HERE, read_frozen, unpack
@@ -16,6 +17,7 @@ from tests.compat.make_golden import (
     CASES,
     GOLDEN,
     RANKS,
+    RECORDED_STEPS,
     SHAPES,
     STEPS,
     dcp,
@@ -23,6 +25,7 @@ from tests.compat.make_golden import (
     make_full,
     make_placed,
     make_state,
+    record_training,
 )
 from tests.distributed.conftest import World, world
 
@@ -116,6 +119,30 @@ def test_every_step_of_a_run_loads(store: holdfast.Store, step: int) -> None:
 def test_saving_the_same_again_gives_the_same_digest(store: holdfast.Store) -> None:
     today = holdfast.open("memory://")
     assert today.save("x", make_state(5)).digest == store.snapshot("run/step-5").digest
+
+
+@pytest.mark.parametrize("store", ["recorded"], indirect=True)
+def test_recorded_runs_are_read_and_compared(store: holdfast.Store) -> None:
+    run, result = store.run("good"), store.diff_runs("good", "bad")
+
+    assert (len(run.steps), run.facts.status) == (RECORDED_STEPS, "complete")
+    weight = next(event for event in run.events(0) if event.site.fqn == "0.weight")
+    assert run.read_tensor(weight).tolist() == [[-1.0, 0.0], [1.0, 2.0]]
+    assert result.headline == "step 1, optimizer, param_groups.0: param_groups.0['lr'] differs by itself"
+
+
+@pytest.mark.parametrize("store", ["recorded"], indirect=True)
+def test_recorded_runs_are_compared_with_new_ones(store: holdfast.Store) -> None:
+    today = holdfast.open("memory://")
+    record_training(today, "good")
+    record_training(today, "bad", slow_from=1)
+
+    assert diff_runs(store.run("good"), today.run("good")).is_equal
+    assert diff_runs(today.run("good"), store.run("good")).is_equal
+    for a, b in ((store, today), (today, store)):
+        origin = diff_runs(a.run("good"), b.run("bad")).origin
+        assert origin is not None
+        assert (origin.step, origin.phase, origin.fqn) == (1, "optimizer", "param_groups.0")
 
 
 @pytest.mark.parametrize("store", ["ranks", "dcp"], indirect=True)

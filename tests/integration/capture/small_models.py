@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -135,12 +134,14 @@ class Training:
     after_backward: Callable[[int, Training], object] = do_nothing
     clears: Callable[[int], bool] = lambda step: True
     backward_passes: int = 1
+    passes_frozen: bool = True
+    """Whether the optimizer gets parameters that are frozen."""
     schedule: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None
-    around: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def record(self, store: Store, run: str, **choices: Any) -> None:
         """Train and record the run."""
-        optimizer = self.optimizer_class(self.model.parameters(), **self.settings)
+        parameters = [each for each in self.model.parameters() if each.requires_grad or self.passes_frozen]
+        optimizer = self.optimizer_class(parameters, **self.settings)
         scheduler = self.schedule(optimizer) if self.schedule else None
         with store.record(run, self.model, optimizer, **choices):
             for step in range(STEPS):
@@ -148,10 +149,9 @@ class Training:
                 if self.clears(step):
                     optimizer.zero_grad()
                 for inputs, labels in self.batches[step : step + self.backward_passes]:
-                    with self.around():
-                        found = self.model(**inputs)
-                        logits = found if isinstance(found, torch.Tensor) else found.logits
-                        self.loss(logits, labels).backward()  # type: ignore[no-untyped-call]  # torch's
+                    found = self.model(**inputs)
+                    logits = found if isinstance(found, torch.Tensor) else found.logits
+                    self.loss(logits, labels).backward()  # type: ignore[no-untyped-call]  # torch's
                 self.after_backward(step, self)
                 optimizer.step()
                 if scheduler is not None:

@@ -120,6 +120,16 @@ def freeze(fqn: str) -> Plant:
     return plant
 
 
+def leave_out(fqn: str) -> Plant:
+    """Freeze a module, and do not pass its parameters to the optimizer."""
+
+    def plant(training: Training) -> None:
+        freeze(fqn)(training)
+        training.passes_frozen = False
+
+    return plant
+
+
 def at_step(number: int, act: Callable[[nn.Module], object]) -> Plant:
     """Do something to the model before a step."""
 
@@ -243,6 +253,12 @@ FAULTS: Final = (
           "frozen in good and trained in bad", freeze("transformer.h.0")),
     Fault("a trained layer is frozen", "llama", freeze("model.layers.1.mlp"), 0, "optimizer", "model.layers.1.mlp",
           "frozen", "trained in good and frozen in bad"),
+    Fault("a layer is frozen and left out", "resnet", leave_out("blocks.1"), 0, "optimizer", "blocks.1", "frozen",
+          "trained in good and frozen in bad"),
+    Fault("a layer that was left out is trained", "t5", lambda training: None, 0, "optimizer", "decoder.block.0",
+          "trained", "frozen in good and trained in bad", leave_out("decoder.block.0")),
+    Fault("accumulation with batch norms", "resnet", accumulate, 0, "backward", "", "accumulation",
+          "the sum of 1 backward pass in good and of 2 in bad"),
     Fault("momentum of a batch norm", "resnet", set_module("blocks.1.norm1", momentum=0.2), 0, "forward",
           "blocks.1.norm1", "module setting", "momentum is 0.1 in good and 0.2 in bad"),
     Fault("eps of a batch norm", "resnet", set_module("blocks.0.norm2", eps=1e-3), 0, "forward", "blocks.0.norm2",

@@ -452,9 +452,14 @@ class OriginFinder:
     def _trace_buffer(self, event: Event, owner: str, last: LastState | None) -> Cause:
         """Classify a buffer; if the settings of its module explain it, the module computed it in the last step."""
         found = self._make(event, "buffer {bad} by itself")
-        explanation = self._last_explainer.explain_module(owner) if last else None
-        if last is None or explanation is None or not found.is_origin:
+        if last is None or not found.is_origin:
             return found
+        explainer = self._last_explainer
+        explanation = explainer.explain_module(owner) or explainer.explain_calls(owner)
+        if explanation is None:
+            return found
+        if explanation.reason == "calls" and any(reason == "accumulation" for reason, _ in self._explained):
+            return _PROPAGATED
         return self._explain(replace(found, step=last.step), explanation)
 
     def _trace_parameter(self, event: Event, last: LastState | None) -> Cause:
@@ -462,8 +467,9 @@ class OriginFinder:
         name = event.site.fqn
         if last is None or self._is_untouched(event, last) or last.phase == "optimizer":
             found = self._make(event, "parameter {bad} by itself")
-            is_updated = last is not None and last.phase != "optimizer" and found.is_origin
-            explanation = self._last_explainer.explain_training(name) if is_updated else None
+            # An update that only one run has shows nothing about the other.
+            is_update_known = last is not None and last.phase == "optimizer" and last.standing != "missing"
+            explanation = None if is_update_known else self._last_explainer.explain_training(name)
             if last is None or explanation is None:
                 return found
             return self._explain(replace(found, step=last.step, phase="optimizer"), explanation)

@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import Final, Literal
 
-from holdfast.capture.compare.step_graph import ModuleCall, StepGraph, is_below
+from holdfast.capture.compare.step_graph import ModuleCall, StepGraph, is_below, iter_modules
 from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.settings import OptimizerSettings, ParameterSettings, StepSettings
 from holdfast.digest import fingerprint
@@ -30,6 +30,7 @@ Reason = Literal[
     "module class",
     "module setting",
     "mode",
+    "calls",
     "in-place change",
     "zero_grad",
     "accumulation",
@@ -44,6 +45,7 @@ _MODE: Final = "training"
 _CLASS: Final = "class"
 _IN_PLACE: Final = "#input"
 _BEFORE: Final = "#0"
+_TRAINED: Final = "trained"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,15 @@ class Explainer:
             if ours.get(key) != theirs.get(key):
                 yield f"{key} is {self._say(_show(ours.get(key)), _show(theirs.get(key)))}"
 
+    def explain_calls(self, fqn: str) -> NamedCause | None:
+        """Explain what a module keeps from call to call by another number of calls; names the outermost such module."""
+        outermost = None
+        for name in (fqn, *iter_modules(fqn)):
+            counts = [len(graph.find_calls(name)) for graph in (self._graph, self._other)]
+            if counts[0] != counts[1] and 0 not in counts:
+                outermost = name, self._say(*(f"{count} time{'s' if count > 1 else ''}" for count in counts))
+        return NamedCause("calls", outermost[0], f"it is called {outermost[1]}") if outermost else None
+
     def explain_in_place(self, around: ModuleCall, index: int) -> NamedCause | None:
         """Explain a difference inside a call by a module in it that changes its input in place, in one run only."""
         for call in self._graph.calls.values():
@@ -161,20 +172,27 @@ class Explainer:
         if words is None:
             return None
         same = [name for name in self._ours.parameters if self._describe_training(name) == words]
-        reason: Reason = (
-            "trained" if words[1] == "trained" else "frozen" if words[0] == "trained" else "parameter group"
+        reason: Reason = "trained" if words[1] == _TRAINED else "frozen" if words[0] == _TRAINED else "parameter group"
+        return NamedCause(reason, self._find_called_scope(same), f"{_name_all(same)} {_be(same)} {self._say(*words)}")
+
+    def _find_called_scope(self, names: Sequence[str]) -> str:
+        """Return the innermost called module that contains all names: a list of modules is never called."""
+        scope = find_scope(names)
+        is_module = len(names) > 1
+        return next(
+            (name for name in (scope, *iter_modules(scope)) if not is_module or self._graph.find_calls(name)), ""
         )
-        return NamedCause(reason, find_scope(same), f"{_name_all(same)} {_be(same)} {self._say(*words)}")
 
     def _describe_training(self, parameter: str) -> tuple[str, str] | None:
         """Return in words how each run trains a parameter; None if both do the same, or one is not known."""
         ours, theirs = self._ours.parameters.get(parameter), self._theirs.parameters.get(parameter)
         if ours is None or theirs is None:
             return None
-        if _is_trained(ours) and _is_trained(theirs):
-            words = (f"in param_groups.{ours.group}", f"in param_groups.{theirs.group}")
-        else:
-            words = (_describe_state(ours), _describe_state(theirs))
+        words = _describe_state(ours, self._ours), _describe_state(theirs, self._theirs)
+        if words == (_TRAINED, _TRAINED):
+            words = f"in param_groups.{ours.group}", f"in param_groups.{theirs.group}"
+        elif _TRAINED not in words:
+            return None
         return words if words[0] != words[1] else None
 
     def explain_any_training(self) -> NamedCause | None:
@@ -335,12 +353,11 @@ def _is_zero(event: Event) -> bool:
     return event.digest == fingerprint(bytes(size_bytes))
 
 
-def _is_trained(settings: ParameterSettings) -> bool:
-    return settings.requires_grad and bool(settings.group)
-
-
-def _describe_state(settings: ParameterSettings) -> str:
-    return "trained" if _is_trained(settings) else "in no optimizer" if settings.requires_grad else "frozen"
+def _describe_state(parameter: ParameterSettings, settings: StepSettings) -> str:
+    """Return whether a parameter is trained; without a recorded optimizer, one that requires gradients is."""
+    if not parameter.requires_grad:
+        return "frozen"
+    return _TRAINED if parameter.group or not settings.optimizers else "in no optimizer"
 
 
 def _show(value: Json) -> str:

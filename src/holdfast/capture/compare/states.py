@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.capture.compare.step_graph import Standing, is_below
+from holdfast.capture.compare.step_graph import Standing, is_below, iter_modules
 from holdfast.capture.stored.events import Event, EventKind, Phase
 
 _SEPARATORS: Final = ".:/["
@@ -109,7 +109,7 @@ class States:
         if is_bad == (name in self._bad):
             return
         if is_bad:
-            self._bad[name] = frozenset(module for each in self.find_names(name) for module in _iter_modules(each))
+            self._bad[name] = frozenset(module for each in self.find_names(name) for module in iter_modules(each))
             self._bad_below.update(self._bad[name])
         else:
             self._bad_below.subtract(self._bad.pop(name))
@@ -125,13 +125,6 @@ class States:
                 return name
             name = name[: max(0, *(name.rfind(sign) for sign in _SEPARATORS))]
         return fqn.rpartition(".")[0] or fqn
-
-
-def _iter_modules(name: str) -> Iterator[str]:
-    """Yield the modules that contain a name, the innermost first and the model last."""
-    while name:
-        name = name.rpartition(".")[0]
-        yield name
 
 
 def is_setting(event: Event) -> bool:

@@ -21,6 +21,13 @@ def is_below(fqn: str, module: str) -> bool:
     return fqn != module and (not module or fqn.startswith(f"{module}."))
 
 
+def iter_modules(name: str) -> Iterator[str]:
+    """Yield the modules that contain a name, the innermost first and the model last."""
+    while name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
 @dataclass(slots=True)
 class ModuleCall:
     """One call of a module; its inputs and outputs are indices of events in the step."""

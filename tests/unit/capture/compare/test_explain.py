@@ -211,6 +211,63 @@ def test_settings_of_two_groups_are_one_origin() -> None:
     assert name(diff) == [(0, "optimizer setting", "param_groups.0")]
 
 
+def test_the_settings_of_the_second_of_two_optimizers_are_named() -> None:
+    def record_both(name: str, **settings: Any) -> Run:
+        torch.manual_seed(0)
+        model = Tiny()
+        optimizers = [SGD(model.layers.parameters(), lr=0.1), SGD(model.head.parameters(), lr=0.1, **settings)]
+        repo = open_repository(MemoryStore(), create=True)
+        with record(repo, name, model, optimizers):
+            for _ in range(2):
+                model.zero_grad()
+                model(torch.ones(3, 4)).square().mean().backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+        return read_run(repo, name)
+
+    good = record_both("good")
+
+    assert name(diff_runs(good, record_both("bad", weight_decay=0.5))) == [(0, "optimizer setting", "param_groups.1.0")]
+    assert name(diff_runs(good, record_both("bad", maximize=True))) == [(0, "optimizer setting", "param_groups.1.0")]
+
+
+def test_a_frozen_layer_is_named_if_no_optimizer_is_recorded() -> None:
+    def record_bare(name: str, *, is_frozen: bool) -> Run:
+        torch.manual_seed(0)
+        model = Tiny()
+        model.head.requires_grad_(not is_frozen)
+        repo = open_repository(MemoryStore(), create=True)
+        with record(repo, name, model) as recorder:
+            for _ in range(2):
+                model.zero_grad()
+                model(torch.ones(3, 4)).square().mean().backward()
+                with torch.no_grad():
+                    for each in model.parameters():
+                        each.sub_(torch.zeros_like(each) if each.grad is None else 0.1 * each.grad)
+                recorder.step()
+        return read_run(repo, name)
+
+    diff = diff_runs(record_bare("good", is_frozen=False), record_bare("bad", is_frozen=True))
+
+    assert name(diff) == [(0, "frozen", "head")]
+
+
+def test_a_batch_norm_that_is_called_once_more_is_named_by_the_calls() -> None:
+    def plant(model: Tiny) -> None:
+        model.layers[0].norm = torch.nn.BatchNorm1d(8)
+
+    def look_before(model: Tiny, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
+        with torch.no_grad():
+            model(batch)
+        step(model, optimizer, batch)
+
+    diff = diff_runs(train("good", plant), train("bad", plant, loop=look_before))
+
+    assert name(diff) == [(0, "calls", "")]
+    assert diff.origin is not None
+    assert diff.origin.why == "it is called 1 time in good and 2 times in bad"
+
+
 def test_another_class_of_optimizer_with_the_same_results_is_no_origin() -> None:
     def make(kind: type[torch.optim.Optimizer]) -> Callable[[Tiny], torch.optim.Optimizer]:
         return lambda model: kind(model.parameters(), lr=0.1, weight_decay=0.0)  # type: ignore[call-arg]  # both have it
