@@ -70,6 +70,7 @@ ROOMS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         ("bundle",),
         ("torch_2_13", "torch_2_15"),
         ("*",),
+        ("whole",),
     ),
     "formats": (("receipt",), ("cast_errors", "cell_digest"), ("reading", "writing"), ("*",)),
     "capture": (("stored",), ("compare",), ("record", "report")),
@@ -105,7 +106,14 @@ HOME_OF_MODULE: Final[dict[str, set[str]]] = {
 # Names whose use, however they are spelled (`os.environ`, `from os import environ`), has few homes or none.
 HOME_OF_NAME: Final[dict[str, set[str]]] = {
     # The secret that compiled graphs are signed with must not stand in a script.
-    "environ": {"cli/main.py", "compile_cache/artifacts/trust.py", "objects/cloud/credentials.py"},
+    # Variables set the defaults of torch's compiler, so they are part of a key; kernels of torch read one when loaded.
+    "environ": {
+        "cli/main.py",
+        "compile_cache/artifacts/trust.py",
+        "compile_cache/whole/running.py",
+        "compile_cache/whole/state.py",
+        "objects/cloud/credentials.py",
+    },
     "environb": {"cli/main.py"},
     "getenv": {"cli/main.py"},
     "getenvb": {"cli/main.py"},
@@ -114,7 +122,8 @@ HOME_OF_NAME: Final[dict[str, set[str]]] = {
     "expandvars": {"cli/main.py"},
     "print": {"cli/output.py"},
     "eval": set(),
-    "exec": set(),
+    # Generated code of a compiled callable, which is trusted by its signature or by the owner of the store.
+    "exec": {"compile_cache/whole/running.py"},
     # What others have torch.save write, loaded weights-only unless the user allows more.
     "torch.load": {"snapshot/pickled.py"},
     # A marker is a file of torch.save, because frameworks read it by torch.load.

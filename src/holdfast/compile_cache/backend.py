@@ -121,6 +121,10 @@ class Compiler:
         """Read artifacts in the background: those of `keys`, whole or prefixes (see `cache.used`), or all if empty."""
         return self.cache.prefetch(keys)
 
+    def make_key(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> GraphKey:
+        """Return the key of a graph. Raises Uncacheable."""
+        return inductor.make_key(graph, inputs, options=self._options, versions=self._versions)
+
     def __eq__(self, other: object) -> bool:
         """Return whether graphs compiled by either can be used by both. Dynamo then does not compile again."""
         return isinstance(other, Compiler) and self._identify() == other._identify()

@@ -6,8 +6,8 @@ cache. So this module must not use private names of torch that other versions la
 
 To support another version, add such a module and its line in `_KNOWN`. Then run the tests with that version.
 `test_inductor_review.py` reports names of torch that nobody has reviewed. Check for each of them whether it belongs in
-one of these lists: operators (`code/operators.py`), tables that user code can change (`code/torch_tables.py`), attributes
-of custom operators (`key/ops.py`), settings (`key/settings.py`), annotations and in-place functions
+one of these lists: operators (`code/operators.py`), tables that user code can change (`code/torch_tables.py`),
+attributes of custom operators (`key/ops.py`), settings (`key/settings.py`), annotations and in-place functions
 (`key/cacheability.py`), and metadata of graphs (`key/graph.py`).
 """
 

@@ -175,3 +175,20 @@ def _load_in(owner: Any, data: bytes, parent: str | None) -> Any:
         with open(path, "xb") as file:
             file.write(data)
         return owner._load_library(path, name)
+
+
+class _NamedKernels:
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def load(self, owner: Any, source: _KernelSource, original: Callable[..., LoadKernel]) -> LoadKernel:
+        self.names.append(source.name(owner))
+        return lambda: None
+
+
+@contextmanager
+def name_kernels() -> Iterator[list[str]]:
+    """Yield a list of the names of the kernels that torch would load inside the `with` block. None is loaded."""
+    named = _NamedKernels()
+    with _intercepting(named):
+        yield named.names

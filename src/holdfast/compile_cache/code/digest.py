@@ -16,7 +16,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import resolve_name
@@ -100,17 +100,24 @@ def digest_code(function: object, *, where: str) -> CodeDigest:
     Raises UnknownCode, whose reason starts with `where`, if the function reads something without a digest, such as a
     file.
     """
-    walk = _CodeWalk(where)
+    walk = CodeWalk(where)
     walk.add(function, 0)
     walk.add_attributes()
     digest = hash_kind("compiled code", [text.encode(errors="surrogatepass") for text in walk.texts]).hex()
     return CodeDigest(digest, frozenset(walk.operators))
 
 
-class _CodeWalk:
-    """Walks over a function and everything that it reads, visiting each object once."""
+class CodeWalk:
+    """Walks over a function and everything that it reads, visiting each object once.
+
+    A derived class can describe more kinds of values, and can record what the walk has read (`note_parts`,
+    `note_read`), to notice later that something has changed.
+    """
+
+    max_texts = _MAX_TEXTS
 
     def __init__(self, where: str) -> None:
+        """Start errors with `where`, the subject of their sentence."""
         self.texts: list[str] = []
         self.operators: set[str] = set()
         self._where = where
@@ -126,8 +133,8 @@ class _CodeWalk:
         """Add the texts of a value and of everything that it consists of."""
         if depth > _MAX_DEPTH:
             self._refuse(f"uses more than {_MAX_DEPTH} nested levels of functions, which is the limit")
-        if len(self.texts) > _MAX_TEXTS:
-            self._refuse(f"reads more than {_MAX_TEXTS} values, which is the limit")
+        if len(self.texts) > self.max_texts:
+            self._refuse(f"reads more than {self.max_texts} values, which is the limit")
         if (text := find_plain_text(value)) is not None:
             self.texts.append(text)
         elif isinstance(value, torch._ops.OperatorBase | torch._ops.OpOverloadPacket | CustomOpDef):
@@ -136,12 +143,40 @@ class _CodeWalk:
             self._add_namespace(value)
         elif name := name_known(value):
             self._add_known(name)
-        elif id(value) in self._seen:
-            self.texts.append(f"again {self._seen[id(value)]}\n")
-        else:
-            self._seen[id(value)] = len(self._seen)
-            self._alive.append(value)  # an id is unique only as long as its object is alive
+        elif self.is_new(value):
             self._add_parts(value, depth)
+
+    def is_new(self, value: object) -> bool:
+        """Return whether this is the first visit of an object. For later visits, add a text that refers to it."""
+        if id(value) in self._seen:
+            self.texts.append(f"again {self._seen[id(value)]}\n")
+            return False
+        self._seen[id(value)] = len(self._seen)
+        self._alive.append(value)  # an id is unique only as long as its object is alive
+        return True
+
+    @property
+    def num_visited(self) -> int:
+        """How many objects the walk keeps alive."""
+        return len(self._alive)
+
+    def forget(self, num_kept: int) -> None:
+        """Release the objects that were visited after the first `num_kept`. The walk must not be continued."""
+        del self._alive[num_kept:]
+
+    def has_visited(self, value: object) -> bool:
+        """Return whether the walk has visited an object."""
+        return id(value) in self._seen
+
+    def list_namespaces(self) -> list[object]:
+        """Return the modules and classes in which attributes of unknown values are looked up."""
+        return list(self._namespaces)
+
+    def note_parts(self, value: object, parts: ValueParts) -> None:
+        """Called with each visited object and its parts."""
+
+    def note_read(self, owner: Mapping[str, object], name: str, value: object) -> None:
+        """Called with each value that the walk has read from a namespace by its name."""
 
     def add_attributes(self) -> None:
         """Read all attributes of unknown values from all namespaces, until there are no new combinations."""
@@ -154,8 +189,12 @@ class _CodeWalk:
             for owner, name in pending:
                 self._checked.add((id(owner), name))
                 if (found := self._find_attribute(owner, name)) is not MISSING:
-                    self.texts.append(f"may read {name_namespace(owner)}.{name}\n")
+                    self.texts.append(f"may read {self.name_owner(owner)}.{name}\n")
                     self.add(found, 0)
+
+    def name_owner(self, owner: object) -> str:
+        """Return the name of a namespace."""
+        return name_namespace(owner)
 
     def _refuse(self, what: str) -> None:
         raise UnknownCode(f"{self._where} {what}")
@@ -192,15 +231,20 @@ class _CodeWalk:
         if isinstance(value, CodeType):
             self._add_code(value, depth)
             return
-        parts = list_parts(value)
+        parts = self.list_parts(value)
         if parts is None:
             kind = type(value)
             raise UnknownCode(f"{self._where} uses a {kind.__module__}.{kind.__qualname__}, which has no digest")
+        self.note_parts(value, parts)
         self.texts.append(f"{parts.text} of {len(parts.values)}\n")
         for each in parts.values:
             self.add(each, depth + 1)
         if isinstance(value, FunctionType) and parts.has_code:
             self._add_reads(value, read_code(value.__code__), depth + 1)
+
+    def list_parts(self, value: object) -> ValueParts | None:
+        """Return the parts of a value, or None if it has state that cannot be read."""
+        return list_parts(value)
 
     def _add_code(self, code: CodeType, depth: int) -> None:
         # Callers can pass arguments by name; the names of local variables have no effect.
@@ -225,9 +269,11 @@ class _CodeWalk:
         """Add a global, or the attribute that a chain such as `a.b.c` leads to, as far as no user code has to run."""
         name, *below = chain
         value = function.__globals__.get(name, MISSING)
+        self.note_read(function.__globals__, name, value)
         if value is MISSING:
             untyped: Any = function  # some type stubs lack the attribute
             value = untyped.__builtins__.get(name, MISSING)
+            self.note_read(untyped.__builtins__, name, value)
         if value is MISSING:
             self.texts.append(f"no global {name}\n")
             self._attributes.update(below)
@@ -242,6 +288,8 @@ class _CodeWalk:
 
     def _find_attribute(self, owner: object, name: str) -> object:
         found = find_attribute(owner, name)
+        if isinstance(owner, ModuleType) and (name in vars(owner) or not is_known_module(owner)):
+            self.note_read(vars(owner), name, found)
         if found is MISSING and computes_attributes(owner):
             self._refuse(f"reads {name_namespace(owner)}.{name}, which the module computes when it is read")
         if isinstance(found, dict | list) and isinstance(owner, ModuleType) and is_known_module(owner):
