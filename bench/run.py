@@ -47,6 +47,7 @@ from bench.suites import (
     scale,
     state,
     where,
+    whole,
 )
 from bench.suites import compile as compile_suite
 
@@ -68,12 +69,13 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "query": query.run,
     "imports": imports.run,
     "compile": compile_suite.run,
+    "whole": whole.run,
     "exports": exports.run,
     "mirror": mirror.run,
     "objects": objects.run,
 }
 _ON_REQUEST: Final = frozenset(
-    {"planning", "compile", "capture", "reuse", "put", "query", "imports", "exports", "mirror", "objects"}
+    {"planning", "compile", "capture", "reuse", "put", "query", "imports", "exports", "mirror", "objects", "whole"}
 )
 """Suites that take long and have a separate result: DCP plans for minutes with a thousand ranks, and models take half
 a minute to compile."""
