@@ -18,6 +18,7 @@ _BY_SUITE: Final = {
     "cli": "command-line",
     "growth": "many-snapshots",
     "scale": "large-states",
+    "reread": "loading-again",
 }
 _BY_WORKLOAD: Final = {
     "first save": "first-save",
