@@ -31,8 +31,8 @@ setup: $(READY) ## build .venv with the package and torch, pinned by constraints
 demo: $(READY) ## train, kill, resume bit-exactly, fine-tune; 2 ranks save, 1 and 3 continue: about a minute
 	@$(BIN)/python examples/demo.py
 
-test: $(READY_INTEGRATIONS) ## run the tests (SLOW=1: the slow ones too; JOBS=0: in one process; ARGS=... for pytest)
-	@$(BIN)/python -m pytest --hypothesis-profile=ci $(SHARED) $(NOT_SLOW) $(ARGS)
+test: $(READY_INTEGRATIONS) ## run the tests but those of `make check` (SLOW=1: slow ones too; JOBS=0: in one process; ARGS=... for pytest)
+	@$(BIN)/python -m pytest --hypothesis-profile=ci $(SHARED) $(NOT_SLOW) $(if $(ARGS),$(ARGS),--ignore=tests/architecture)
 
 servers: $(READY_SERVERS) ## install SeaweedFS, rclone and Azurite in .venv, for slow tests of object stores: about 400 MB
 	@echo "ready: make test SLOW=1 ARGS=tests/servers"

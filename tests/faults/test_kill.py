@@ -27,7 +27,7 @@ from tests.faults import kill_supervisor
 from tests.faults.scenario import check_store, read_content
 from tests.kit.patience import PATIENCE_S
 
-KILLS: Final = 200
+KILLS: Final = 100
 _PER_STORE: Final = 20
 _MAX_LINES: Final = 7
 _MAX_WAIT_S: Final = 0.012

@@ -11,13 +11,15 @@ import pytest
 from holdfast.moved import MOVED
 
 
-@pytest.mark.parametrize("old", MOVED)
-def test_an_old_path_gives_the_module_that_replaced_it(old: str) -> None:
+@pytest.mark.parametrize("step", [1, -1])
+def test_an_old_path_gives_the_module_that_replaced_it(step: int) -> None:
+    # In both orders: a package is imported before its modules, and after them.
     program = (
         "import importlib, sys, warnings\n"
         "warnings.simplefilter('ignore')\n"
-        f"old, new = importlib.import_module({old!r}), importlib.import_module({MOVED[old]!r})\n"
-        f"assert old is new and old.__name__ == old.__spec__.name == {MOVED[old]!r}\n"
+        f"for old_name, new_name in {[*MOVED.items()][::step]!r}:\n"
+        "    old, new = importlib.import_module(old_name), importlib.import_module(new_name)\n"
+        "    assert old is new and old.__name__ == old.__spec__.name == new_name, old_name\n"
     )
 
     subprocess.run([sys.executable, "-c", program], check=True)
