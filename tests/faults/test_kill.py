@@ -27,7 +27,6 @@ from tests.faults import kill_supervisor
 from tests.faults.scenario import check_store, read_content
 from tests.kit.patience import PATIENCE_S
 
-KILLS: Final = 100
 _PER_STORE: Final = 20
 _MAX_LINES: Final = 7
 _MAX_WAIT_S: Final = 0.012
@@ -191,9 +190,10 @@ def kill_often(supervisor: Supervisor, folder: str, *, kills: int, chance: rando
     return num_saved, num_cut_short
 
 
-def test_whatever_a_killed_process_said_was_saved_is_there(supervisor: Supervisor, tmp_path: Path) -> None:
-    num_saved, num_cut_short = kill_often(supervisor, str(tmp_path), kills=KILLS, chance=random.Random(20))
+@pytest.mark.parametrize("kills", [100, pytest.param(400, marks=pytest.mark.slow)])
+def test_whatever_a_killed_process_said_was_saved_is_there(supervisor: Supervisor, tmp_path: Path, kills: int) -> None:
+    num_saved, num_cut_short = kill_often(supervisor, str(tmp_path), kills=kills, chance=random.Random(20))
 
     # The kills came at all moments: most within something, and not all before anything was done.
-    assert num_cut_short > KILLS // 2
-    assert num_saved > KILLS // 2
+    assert num_cut_short > kills // 2
+    assert num_saved > kills // 2

@@ -69,4 +69,5 @@ def _is_same_value(found: object, before: object) -> bool:
         return False
     if isinstance(found, tuple) and isinstance(before, tuple):
         return is_same(found, before)
-    return isinstance(found, bool | int | float | str | bytes) and found == before
+    # As text: 0.0 and -0.0 are equal, but a compiled constant is one of them.
+    return isinstance(found, bool | int | float | str | bytes) and repr(found) == repr(before)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.compile_cache.code.digest import list_parts
-from holdfast.compile_cache.whole.watch import Watch
+from holdfast.compile_cache.whole.watch import Watch, is_same
 
 
 def _double(x: int, factor: int = 2) -> int:
@@ -68,3 +68,9 @@ def test_an_object_changes_by_its_parts() -> None:
         assert not watch.is_unchanged(list_parts)
     finally:
         _double.__defaults__ = (2,)
+
+
+def test_zero_changes_when_its_sign_does() -> None:
+    assert is_same([0.0, (1, "a")], [0.0, (1, "a")])
+    assert not is_same([0.0], [-0.0])
+    assert not is_same([1], [True])
