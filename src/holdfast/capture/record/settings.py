@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -15,6 +16,8 @@ from holdfast.json_text import Json
 _PLAIN: Final = (bool, int, float, str, type(None))
 _MAX_ITEMS: Final = 16
 _MAX_TEXT: Final = 200
+_MAX_CHANGES: Final = 8
+_MODE: Final = "training"
 _IMPLEMENTATION: Final = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
 """Keys of parameter groups that choose how an optimizer computes, not what."""
 
@@ -30,21 +33,42 @@ class SettingsReader:
             (fqn, module, tuple(name for name, value in vars(module).items() if _is_setting(name, value)))
             for fqn, module in points.described
         ]
-        self._last: object = None
+        self._last: tuple[list[list[Json]], object] = ([], None)
+        self._changes: Counter[tuple[str, str]] = Counter()
+        """By module and attribute, how often its value has changed."""
         self._text = ""
 
     def read_model(self) -> str:
         """Return the settings of all modules and parameters."""
         groups = {id(parameter): name for name, parameter in self._iter_grouped()}
         parameters = [(each.requires_grad, groups.get(id(each), "")) for each in self._points.parameters.values()]
-        values = [
-            [type(module).__name__, *(_freeze(vars(module).get(name)) for name in names)]
-            for _, module, names in self._attributes
-        ]
+        values = self._read_values()
         if (values, parameters) != self._last:
+            if self._leave_out_counters(values):
+                values = self._read_values()
             self._last = (values, parameters)
             self._text = self._encode(values, [ParameterSettings(*flags) for flags in parameters])
         return self._text
+
+    def _read_values(self) -> list[list[Json]]:
+        return [
+            [type(module).__name__, *(_freeze(vars(module).get(name)) for name in names)]
+            for _, module, names in self._attributes
+        ]
+
+    def _leave_out_counters(self, values: Sequence[Sequence[Json]]) -> bool:
+        """Leave out attributes that change again and again: not settings, and their text would be stored each time."""
+        for (fqn, _, names), before, now in zip(self._attributes, self._last[0], values, strict=False):
+            pairs = zip(names, before[1:], now[1:], strict=True)
+            self._changes.update((fqn, name) for name, first, second in pairs if first != second and name != _MODE)
+        counters = {key for key, count in self._changes.items() if count > _MAX_CHANGES}
+        for key in counters:
+            del self._changes[key]
+        self._attributes = [
+            (fqn, module, tuple(name for name in names if (fqn, name) not in counters))
+            for fqn, module, names in self._attributes
+        ]
+        return bool(counters)
 
     def read_optimizer(self, optimizer: torch.optim.Optimizer) -> str:
         """Return the class and the settings of an optimizer."""

@@ -69,6 +69,21 @@ def test_a_setting_that_changes_is_read_again() -> None:
     assert len({before, changed, reader.read_model()}) == 3
 
 
+def test_an_attribute_that_changes_in_every_step_is_no_setting() -> None:
+    model = Tied()
+    reader = new_reader(model)
+    texts = []
+
+    for number in range(20):
+        model.order.append(number)
+        model.train(number % 2 == 0)
+        texts.append(reader.read_model())
+
+    assert "order" in json.loads(texts[0])["modules"][""]
+    assert "order" not in json.loads(texts[-1])["modules"][""]
+    assert len(set(texts[-4:])) == 2
+
+
 def test_settings_of_an_optimizer_are_read_but_not_how_it_computes() -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.5), momentum=0.5, nesterov=True, foreach=True)
