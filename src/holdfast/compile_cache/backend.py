@@ -133,6 +133,10 @@ class Compiler:
         """Return equal hashes for compilers that are equal."""
         return hash((id(self.cache.repo), self._strict))
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Compiler:
+        """Return the same object: its cache has one lock and one set of counters. Lightning copies what it compiles."""
+        return self
+
     def _identify(self) -> tuple[object, ...]:
         return id(self.cache.repo), self._options, self._strict, self._versions
 
@@ -152,7 +156,9 @@ class Compiler:
             return self._bypass(obstacle, graph, inputs, settings)
         try:
             with self.cache.counters.timed("key"):
-                key = inductor.make_key(graph, inputs, options=settings, versions=self._versions)
+                lifted = inductor.lift_tensors(graph)
+                asked, given = (graph, inputs) if lifted is None else (lifted.graph, [*lifted.tensors, *inputs])
+                key = inductor.make_key(asked, given, options=settings, versions=self._versions)
         except UnknownCode as error:
             return self._bypass(error.reason, graph, inputs, settings, use_caches=False)
         except Uncacheable as error:
@@ -160,7 +166,8 @@ class Compiler:
         except Exception as error:  # noqa: BLE001 - a graph of an unforeseen kind is compiled as usual
             _log.warning("cannot make a cache key for a graph, so it is compiled without the cache: %r", error)
             return self._bypass(f"its key could not be made ({type(error).__name__})", graph, inputs, settings)
-        return _Request(self.cache, graph, inputs, settings, key, self._strict).answer()
+        run = _Request(self.cache, asked, given, settings, key, self._strict).answer()
+        return run if lifted is None else lifted.bind(run)
 
     def _bypass(
         self,

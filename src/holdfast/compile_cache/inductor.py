@@ -47,11 +47,29 @@ class CompiledGraph:
     """Why `graph` is None; empty if the graph can be saved."""
 
 
+class LiftedGraph(Protocol):
+    """A graph whose own parameters and buffers have become its first inputs."""
+
+    @property
+    def graph(self) -> torch.fx.GraphModule:
+        """The graph."""
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The parameters and buffers, in the order of the inputs."""
+
+    def bind(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that passes the tensors and its arguments to `run`, which was compiled from the graph."""
+
+
 class TorchCompiler(Protocol):
     """The compiler of one version of torch. The functions of this module describe what its methods do."""
 
     def find_obstacle(self) -> str:
         """Return why graphs cannot be cached, as a sentence; "" if they can."""
+
+    def lift_tensors(self, graph: torch.fx.GraphModule) -> LiftedGraph | None:
+        """Return a copy of a graph with its parameters and buffers as first inputs; None if it has none."""
 
     def make_key(
         self,
@@ -115,6 +133,11 @@ def read_options(mode: str | None, options: Mapping[str, Any] | None) -> dict[st
     if unknown:
         raise RuntimeError(f"unknown compiler options: {', '.join(unknown)}; see torch._inductor.list_options()")
     return {**chosen, **given}
+
+
+def lift_tensors(graph: torch.fx.GraphModule) -> LiftedGraph | None:
+    """Return a copy of a graph with its parameters and buffers as first inputs; None if it has none."""
+    return load_torch().lift_tensors(graph)
 
 
 def make_key(

@@ -188,6 +188,41 @@ def autograd_function(compile_: Compile) -> list[Tensor]:
     return [y, x.grad]
 
 
+def train_optimizer(compile_: Compile) -> list[Tensor]:
+    """A whole training step in one function: the graphs of model and optimizer."""
+    model = _make_mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def train(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(x).square().mean()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's
+        optimizer.step()
+        return loss
+
+    run = compile_(train)
+    losses = [run(torch.randn(8, 16)) for _ in range(3)]
+    state = [each[name] for each in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    return [*losses, *model.parameters(), *state]
+
+
+def train_layers(compile_: Compile) -> list[Tensor]:
+    """Four layers of one kind, each compiled for itself."""
+    layers = [Block() for _ in range(4)]
+    run = nn.Sequential(*(compile_(layer) for layer in layers))
+    return step(nn.Sequential(*layers), run, torch.randn(2, 8, 32))
+
+
+def hooked(compile_: Compile) -> list[Tensor]:
+    """A graph that cannot be cached."""
+    x = torch.randn(8, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        y: Tensor = compile_(torch.sin)(x)
+    y.sum().backward()  # type: ignore[no-untyped-call]  # torch's
+    assert x.grad is not None
+    return [y, x.grad]
+
+
 CASES: Final[dict[str, Callable[[Compile], list[Tensor]]]] = {
     case.__name__: case
     for case in (
@@ -208,6 +243,9 @@ CASES: Final[dict[str, Callable[[Compile], list[Tensor]]]] = {
         train_many_rows,
         mutated_input,
         autograd_function,
+        train_optimizer,
+        train_layers,
+        hooked,
     )
 }
 

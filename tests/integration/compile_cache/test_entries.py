@@ -154,14 +154,14 @@ def test_strict_raises_for_what_cannot_be_kept_and_strict_hit_for_what_is_not_th
 
     bypassed, strict, missed = finish_all(
         [
-            place.start(["autograd_function"], store),
-            place.start(["autograd_function"], store, options={"strict": True}),
+            place.start(["hooked"], store),
+            place.start(["hooked"], store, options={"strict": True}),
             place.start([CASE], store, options={"strict": "hit"}),
         ]
     )
 
-    assert sum(bypassed.cases["autograd_function"]["bypass"].values()) == 1
-    assert "strict: a graph cannot be cached" in strict.cases["autograd_function"]["error"]
+    assert sum(bypassed.cases["hooked"]["bypass"].values()) == 1
+    assert "strict: a graph cannot be cached" in strict.cases["hooked"]["error"]
     assert "does not have graph" in missed.cases[CASE]["error"]
     assert missed.compiler_runs == 0
 

@@ -22,8 +22,13 @@ SLOW: Final = (
     "infer_autotuned",
     "train_restart",
     "mutated_input",
+    "autograd_function",
+    "train_optimizer",
+    "train_layers",
 )
-GRAPHS: Final = {"train_broken": 2}
+GRAPHS: Final = {"train_broken": 2, "train_optimizer": 2, "train_layers": 2}
+"""Case -> number of graphs, if there are several. Of four layers of one kind, only the first has another graph: its
+input needs no gradient."""
 
 
 @dataclass(frozen=True, slots=True)

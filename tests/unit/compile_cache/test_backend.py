@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,9 @@ class FakeTorch:
 
     def find_obstacle(self) -> str:
         return self.obstacle
+
+    def lift_tensors(self, graph: object) -> None:
+        return None
 
     def compile_graph(self, graph: object, inputs: object, *, options: object, tag: str, system: str) -> CompiledGraph:
         if self.error:
@@ -356,3 +360,9 @@ def test_the_former_name_of_import_in_background_works_and_warns(
         make_compiler(repo, import_behind=True)
 
     assert imported.wait(PATIENCE_S)
+
+
+def test_a_deep_copy_of_a_compiler_is_the_compiler_itself(repo: Repository) -> None:
+    compiler = make_compiler(repo)
+
+    assert copy.deepcopy({"backend": compiler})["backend"] is compiler

@@ -22,7 +22,8 @@ from torch.compiler import config as compiler_config
 from holdfast.compile_cache.bundle.generated import drop_compiler, running_without_compiler
 from holdfast.compile_cache.bundle.guards import GuardLanguage
 from holdfast.compile_cache.bundle.kernels import LOAD_PARAMETERS, record_kernels, supply_kernels
-from holdfast.compile_cache.inductor import CompiledGraph, compile_plainly
+from holdfast.compile_cache.bundle.lifting import lift_tensors
+from holdfast.compile_cache.inductor import CompiledGraph, LiftedGraph, compile_plainly
 from holdfast.compile_cache.key.key import make_key
 from holdfast.compile_cache.key_parts import GraphKey
 from holdfast.errors import CompileCacheError
@@ -64,6 +65,10 @@ class BundleCompiler:
         if found != LOAD_PARAMETERS:
             return f"torch {torch.__version__} loads C++ kernels in a way that the compile cache does not support"
         return ""
+
+    def lift_tensors(self, graph: torch.fx.GraphModule) -> LiftedGraph | None:
+        """Return a copy of a graph with its parameters and buffers as first inputs; None if it has none."""
+        return lift_tensors(graph)
 
     def make_key(
         self,

@@ -10,6 +10,7 @@ import torch
 HIGHER_ORDER: Final = frozenset(
     {
         "associative_scan",
+        "autograd_function_apply",
         "cond",
         "flex_attention",
         "flex_attention_backward",

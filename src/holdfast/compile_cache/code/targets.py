@@ -26,7 +26,6 @@ _COLLECTIVE_NAMESPACES: Final = frozenset(
 )
 
 _WHY_NOT_HIGHER_ORDER: Final = {
-    "autograd_function_apply": "the graph calls a torch.autograd.Function, whose code is not in the graph",
     "triton_kernel_wrapper_mutation": "the graph launches a Triton kernel of yours, whose code is not in the graph",
     "triton_kernel_wrapper_functional": "the graph launches a Triton kernel of yours, whose code is not in the graph",
 }

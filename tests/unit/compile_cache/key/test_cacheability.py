@@ -31,21 +31,6 @@ _allow_in_graph: Any = torch.compiler.allow_in_graph
 _TwoTensor: Any = TwoTensor
 
 
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return grads[0] * 3
-
-
-def double(x: Tensor) -> Any:
-    function: Any = Doubled
-    return function.apply(x)
-
-
 @_allow_in_graph  # type: ignore[untyped-decorator]  # it is Any
 def user_function(x: Tensor) -> Tensor:
     return x * 2
@@ -95,13 +80,6 @@ def find_reason(graph: GraphModule, x: object = None) -> str:
     with pytest.raises(Uncacheable) as caught:
         make_key(graph, [torch.ones(4) if x is None else x], options={}, versions={})
     return caught.value.reason
-
-
-@pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not be:DeprecationWarning")
-def test_an_autograd_function_is_not_cached() -> None:
-    reason = reason_of(double, torch.ones(3, requires_grad=True))
-
-    assert reason == "the graph calls a torch.autograd.Function, whose code is not in the graph"
 
 
 def test_a_user_function_is_not_cached_and_the_reason_names_the_next_step() -> None:
