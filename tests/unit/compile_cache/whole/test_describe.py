@@ -58,7 +58,9 @@ def test_what_cannot_be_described_is_refused_with_the_reason(model: Any, reason:
         describe_call(model, (X,), {})
 
 
-@pytest.mark.parametrize("value", [object(), {1: X}, torch.float32, nn.Linear(2, 2)], ids=str)
+@pytest.mark.parametrize(
+    "value", [object(), {1: X}, torch.float32, nn.Linear(2, 2)], ids=["object", "dict", "dtype", "module"]
+)
 def test_arguments_of_other_kinds_are_refused(value: object) -> None:
     with pytest.raises(Uncacheable, match="an argument is a"):
         describe_call(nn.Linear(4, 4), (value,), {})
