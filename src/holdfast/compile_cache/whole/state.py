@@ -78,6 +78,10 @@ _REPLACED_BY_DYNAMO: Final = frozenset(
     }
 )
 
+# What other libraries add to torch under names that torch does not have. It replaces nothing. A callable that calls it
+# is not stored, because its code is neither that of torch nor in the description.
+_ADDED: Final = frozenset({"torch.nn.modules.module.Module.smart_apply"})
+
 
 def find_obstacle() -> str:
     """Return why callables cannot be stored as a whole in this process, as a sentence; "" if they can."""
@@ -207,6 +211,8 @@ def _iter_namespaces() -> Iterator[tuple[str, Mapping[str, object]]]:
 def _iter_texts(owner: str, values: Mapping[str, object]) -> Iterator[str]:
     for name, value in values.items():
         if isinstance(value, FunctionType):
+            if f"{owner}.{name}" in _ADDED:
+                continue
             code = value.__code__
             if not (is_known_file(code.co_filename) or code.co_filename in ("<string>", typing_extensions.__file__)):
                 raise Uncacheable(f"{owner}.{name} was replaced by code from {code.co_filename}")

@@ -75,3 +75,14 @@ def test_other_versions_of_torch_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch, "__version__", "2.15.0")
 
     assert state.find_obstacle() == "whole=True supports torch 2.13, not 2.15; the callable is compiled as usual"
+
+
+def test_a_function_that_a_library_adds_to_torch_replaces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = state.TorchCode().digest
+
+    monkeypatch.setattr(torch.nn.Module, "smart_apply", lambda self: self, raising=False)
+    assert state.TorchCode().digest == before
+
+    monkeypatch.setattr(torch.nn.Module, "apply", lambda self: self)
+    with pytest.raises(Uncacheable, match=r"Module\.apply was replaced"):
+        state.TorchCode()
