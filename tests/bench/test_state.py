@@ -296,6 +296,7 @@ def test_the_peak_suite_measures_each_workload_and_leaves_nothing(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_scale_suite_measures_each_workload_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,7 @@ def judge(plan: Plan, told: Told) -> dict[str, int]:
     return figures
 
 
+@pytest.mark.slow
 def test_after_many_kills_of_whoever_does_everything_gc_brings_the_disk_down(tmp_path: Path) -> None:
     places = str(tmp_path / "store"), str(tmp_path / "logs")
     plan = Plan(*places, ["mixed"], kills=120, cpu_s=60.0, pause_cpu_s=(0.0, 0.12), seed=7)

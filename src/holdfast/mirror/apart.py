@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import IO, Any, Final
@@ -84,8 +85,9 @@ class UploadProcess:
                 child.kill()
             assert child.stdin is not None
             assert child.stdout is not None
-            with child.stdin:
-                _send(child.stdin, self._job)
+            # If the child has ended, writing or closing fails; its last line or its code says why.
+            with suppress(BrokenPipeError), child.stdin:
+                child.stdin.write(json.dumps(self._job).encode() + b"\n")
             last = self._follow(child.stdout)
         if self._is_stopped:
             return
@@ -108,14 +110,6 @@ class UploadProcess:
             last = json.loads(line)
             self._news.read_line(last)
         return last
-
-
-def _send(pipe: IO[bytes], job: dict[str, Any]) -> None:
-    try:
-        pipe.write(json.dumps(job).encode() + b"\n")
-        pipe.flush()
-    except BrokenPipeError:
-        return  # it has ended: its last line or its code says why
 
 
 @dataclass
