@@ -1,10 +1,10 @@
 """Runs the generated code of a stored graph without importing torch's compiler.
 
 The code that torch generates for a graph imports two names from the compiler, and torch imports the compiler's `graph`
-and `debug` modules to load and to call it. That takes 0.7 s and serves nothing: kernels such as `mm` are functions of
-torch, and the modules are asked only for settings that nobody can have changed before they are imported. Here the code
-takes one of the names from where the compiler has it, and a substitute for the other, which imports the compiler
-only for kernels that the substitute does not know.
+and `debug` modules to load and to call it. These imports take 0.7 s,
+and a hit does not need them: kernels such as `mm` are functions of torch, and the modules are read only for settings,
+which have their defaults until the modules are imported. Here the code imports one of the names from the module that
+defines it. The other is replaced by a substitute, which imports the compiler only for kernels that it does not know.
 
 Torch's own way is used if the compiler has been imported already, if torch's logs or traces want the code, and for
 graphs with Triton kernels.

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 _MAX_ENTRIES: Final = 8
 """How many ways to call are remembered, such as training and evaluation."""
 _MAX_ATTEMPTS: Final = 16
-"""How many calls are described in vain before the callable is compiled as usual for good."""
+"""After this many calls that were not found in the store, other new calls are compiled as usual without a look-up."""
 REASON: Final = "as a whole: "
 """Starts the reasons in `statistics.not_saved` why a callable was not stored."""
 

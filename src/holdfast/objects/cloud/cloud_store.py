@@ -273,7 +273,7 @@ class CloudStore:
     def put_once(self, key: str, parts: Sequence[memoryview]) -> None:
         """Create an object with one request; verifies neither its key nor that the server honours conditions."""
         client, began_s = self.clients.find(_weigh(_count_bytes(parts))), time.time()
-        # obstore sends the parts from where they are.
+        # obstore sends a list of buffers without copying them.
         payload = parts[0] if len(parts) == 1 else [*parts]
         self._ask("create", key, lambda: obstore.put(client, key, payload, mode="create", use_multipart=False))
         self._clock.note_created(key, began_s=began_s)
