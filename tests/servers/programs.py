@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,9 @@ _NODE_PROGRAMS: Final = Path(sys.prefix, "servers", "node_modules", ".bin")
 
 _LIBC: Final = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG: Final = 1
+_STARTER: Final = ThreadPoolExecutor(1, "starts-servers")
+"""Its thread starts every server: the kernel kills a server when the thread that started it ends, and a test may start
+one on a thread that ends earlier than the test."""
 
 
 def require_program(name: str) -> str:
@@ -47,7 +51,7 @@ def find_free_ports(count: int) -> list[int]:
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when the one that started it ends, also if that is killed itself."""
+    """Let the kernel kill this process when the thread that started it ends, also if its process is killed."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -62,14 +66,15 @@ class ServerProcess:
     def start(self, url: str) -> None:
         """Start it, and wait until it answers a request to `url`, with whatever answer."""
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = _STARTER.submit(
+                subprocess.Popen,
                 self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=self._log.parent,
-                preexec_fn=die_with_parent,  # noqa: PLW1509 - calls one function of C, and imports nothing
-            )
+                preexec_fn=die_with_parent,
+            ).result()
         end_s = time.monotonic() + PATIENCE_S
         while not answers(url):
             assert self._process.poll() is None, f"the server has ended: {self.read_log()}"
