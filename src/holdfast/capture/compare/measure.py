@@ -16,8 +16,12 @@ from holdfast.diff.values import DistanceTally, Numbers, unravel
 from holdfast.display.readable import readable_repr
 from holdfast.json_text import Json
 
-_BLOCK_ITEMS: Final = 1 << 13
-"""Small enough that several blocks fit into the cache, and that no library starts threads for one."""
+_BLOCK_ITEMS: Final = 1 << 17
+"""Small enough for the cache; with smaller blocks, threads would mostly wait for each other to call numpy."""
+_ROW: Final = 1 << 10
+"""Products are summed by rows of so many items: for a longer vector the library might start threads."""
+_SERIAL_ITEMS: Final = 1 << 15
+"""The most items that torch converts without starting threads."""
 _BITS: Final[Mapping[torch.dtype, torch.dtype]] = MappingProxyType(
     {
         torch.float16: torch.int16,
@@ -26,8 +30,10 @@ _BITS: Final[Mapping[torch.dtype, torch.dtype]] = MappingProxyType(
         torch.float64: torch.int64,
     }
 )
-_QUICK: Final = frozenset({torch.float32, torch.float64})
-"""Dtypes that numpy has, and whose blocks are compared in shared memory."""
+_QUICK: Final = frozenset(_BITS)
+"""Dtypes whose blocks are compared in memory that all blocks share."""
+_SHARED: Final = frozenset({torch.float32, torch.float64})
+"""Those of them that numpy converts fast; torch converts the others faster."""
 _SAFE: Final = (1e-140, 1e140)
 """Magnitudes whose sums of squares neither overflow nor underflow."""
 
@@ -161,18 +167,23 @@ def _widen(dtype: torch.dtype) -> torch.dtype:
     return torch.int64 if dtype in (torch.uint16, torch.uint32) else torch.float64 if dtype == torch.uint64 else dtype
 
 
-def measure(a: torch.Tensor, b: torch.Tensor, *, tolerance: Tolerance | None = None) -> TensorDistance:
-    """Return the difference of `b` from `a`; `tolerance` defaults to that of the table."""
+def measure(
+    a: torch.Tensor, b: torch.Tensor, *, tolerance: Tolerance | None = None, space: Workspace | None = None
+) -> TensorDistance:
+    """Return the difference of `b` from `a`; `tolerance` defaults to that of the table.
+
+    Pass the same `space` for many tensors: new memory takes longer than comparing in it.
+    """
     if a.shape != b.shape:
         note = f"shapes differ: {tuple(a.shape)} against {tuple(b.shape)}"
         return TensorDistance("values", total=a.numel(), note=note)
     allowed = find_tolerance(a.dtype, b.dtype) if tolerance is None else tolerance
-    ours, theirs = (side.detach().cpu().resolve_conj().resolve_neg().contiguous() for side in (a, b))
+    ours, theirs = (_flatten(side) for side in (a, b))
     wider = find_wider(a.dtype, b.dtype)
     if not (wider.is_floating_point or wider.is_complex):
         found = _measure_integers(ours, theirs)
     else:
-        found = _measure_floats(ours.flatten(), theirs.flatten(), wider, allowed)
+        found = _measure_floats(ours, theirs, wider, allowed, space or Workspace())
     at = None if found.at is None else unravel(found.at[0], tuple(a.shape))
     values = None if found.at is None else _pick(ours, theirs, found.at[0])
     note = f"dtypes differ: {_name(a.dtype)} against {_name(b.dtype)}" if a.dtype != b.dtype else ""
@@ -200,27 +211,35 @@ def measure_stats(a: Stats | None, b: Stats | None, total: int) -> TensorDistanc
     )
 
 
+def _flatten(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values of a tensor in C order, on the CPU; without a copy if possible."""
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor.detach().cpu().contiguous().view(-1)
+
+
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
 def _pick(a: torch.Tensor, b: torch.Tensor, flat: int) -> tuple[complex, complex]:
-    x, y = (side.flatten()[flat].item() for side in (a, b))
-    return x, y
+    return a[flat].item(), b[flat].item()
 
 
 def _measure_integers(a: torch.Tensor, b: torch.Tensor) -> TensorDistance:
     tally: DistanceTally[int] = DistanceTally(largest=0)  # an int, because all differences are
     for start in range(0, a.numel(), _BLOCK_ITEMS):
-        tally.add_integers(start, *(side.flatten()[start : start + _BLOCK_ITEMS] for side in (a, b)))
+        tally.add_integers(start, *(side[start : start + _BLOCK_ITEMS] for side in (a, b)))
     at = None if tally.largest_at is None else (sum(tally.largest_at),)
     return TensorDistance("values", a.numel(), tally.unequal, tally.unequal, tally.largest, at)
 
 
-def _measure_floats(a: torch.Tensor, b: torch.Tensor, wider: torch.dtype, allowed: Tolerance) -> TensorDistance:
+def _measure_floats(
+    a: torch.Tensor, b: torch.Tensor, wider: torch.dtype, allowed: Tolerance, space: Workspace
+) -> TensorDistance:
     tally = _Tally(allowed, _find_scale(a, b))
     compared = torch.complex128 if wider.is_complex else torch.float64
-    blocks = _FiniteBlocks(a, b) if a.dtype == b.dtype and a.dtype in _QUICK and tally.scale == 1.0 else None
+    blocks = _FiniteBlocks(a, b, space) if a.dtype == b.dtype and a.dtype in _QUICK and tally.scale == 1.0 else None
     # Extreme values overflow when they are subtracted; `_Tally` handles NaN and infinities itself.
     with np.errstate(all="ignore"):
         for start in range(0, a.numel(), _BLOCK_ITEMS):
@@ -232,31 +251,41 @@ def _measure_floats(a: torch.Tensor, b: torch.Tensor, wider: torch.dtype, allowe
     return tally.finish(a.numel(), has_ulps=wider in _BITS)
 
 
+class Workspace:
+    """Memory for the blocks of one tensor after the other; for one thread at a time."""
+
+    def __init__(self) -> None:
+        self.numbers = np.empty((3, -(-_BLOCK_ITEMS // _ROW), _ROW))
+        """The values of both sides and their difference."""
+        self.flags = np.empty(_BLOCK_ITEMS, dtype=np.bool_)
+        self.integers = np.empty(_BLOCK_ITEMS, dtype=np.int64)
+
+
 class _FiniteBlocks:
-    """Adds blocks of two tensors of one dtype that are finite on both sides, in memory that all blocks share.
+    """Adds blocks of two tensors of one dtype that are finite on both sides.
 
     Gives the same numbers as `_Tally.add`, several times faster.
     """
 
-    def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
-        self._a, self._b = a.numpy(), b.numpy()
+    def __init__(self, a: torch.Tensor, b: torch.Tensor, space: Workspace) -> None:
+        self._a, self._b = (side.numpy() if side.dtype in _SHARED else side for side in (a, b))
         bits = _BITS[a.dtype]
         self._bits_a, self._bits_b = a.view(bits).numpy(), b.view(bits).numpy()
-        self._x, self._y, self._gap = (np.empty(min(a.numel(), _BLOCK_ITEMS)) for _ in range(3))
-        self._signs, self._apart = (np.empty(self._x.size, dtype=self._bits_a.dtype) for _ in range(2))
+        self._numbers, self._flags = space.numbers, space.flags
+        self._x, self._y, self._gap = space.numbers.reshape(3, -1)
+        self._integers = space.integers.view(self._bits_a.dtype)
 
     def add(self, tally: _Tally, start: int) -> bool:
         """Add a block; returns False, and adds nothing, if a value of it is not finite."""
-        part = slice(start, start + _BLOCK_ITEMS)
-        ours, theirs = self._a[part], self._b[part]
-        x, y, gap = (memory[: ours.size] for memory in (self._x, self._y, self._gap))
-        np.copyto(x, ours)
-        np.copyto(y, theirs)
+        part = slice(start, min(start + _BLOCK_ITEMS, len(self._bits_a)))
+        size = part.stop - start
+        x, y, gap, flags = self._x[:size], self._y[:size], self._gap[:size], self._flags[:size]
+        ours, theirs = _convert(self._a[part], x), _convert(self._b[part], y)
         np.subtract(x, y, out=gap)
-        products = [float(np.dot(left, right)) for left, right in ((gap, gap), (x, x), (y, y), (x, y))]
+        products = _sum_products(self._numbers, size)
         if not math.isfinite(sum(products)):
             return False
-        unequal = int(np.count_nonzero(ours != theirs))
+        unequal = int(np.count_nonzero(np.not_equal(ours, theirs, out=flags)))
         if unequal:
             tally.distance.unequal += unequal
             np.abs(gap, out=gap)
@@ -267,25 +296,57 @@ class _FiniteBlocks:
                 np.abs(x, out=x)
                 np.multiply(x, tally.allowed.rtol, out=x)
                 np.add(x, tally.allowed.atol, out=x)
-                tally.mismatches += int(np.count_nonzero(gap > x))
-            tally.ulp = max(tally.ulp, self._find_ulp(part, ours.size))
+                tally.mismatches += int(np.count_nonzero(np.greater(gap, x, out=flags)))
+            tally.ulp = max(tally.ulp, self._find_ulp(part))
         tally.distance.add_products(products)
         return True
 
-    def _find_ulp(self, part: slice, size: int) -> int:
+    def _find_ulp(self, part: slice) -> int:
         """Return the largest difference in units in the last place: of equal sign, the difference of the bits."""
         ours, theirs = self._bits_a[part], self._bits_b[part]
-        signs = np.bitwise_xor(ours, theirs, out=self._signs[:size])
-        apart = np.subtract(ours, theirs, out=self._apart[:size])
-        np.abs(apart, out=apart)
-        crossing = np.flatnonzero(signs < 0)
-        if not crossing.size:
-            return int(apart.max())
-        apart[crossing] = 0
+        integers = self._integers[: len(ours)]
+        crossing = None
+        if np.bitwise_xor(ours, theirs, out=integers).min() < 0:
+            crossing = np.flatnonzero(integers < 0)
+        np.subtract(ours, theirs, out=integers)
+        if crossing is None:
+            return max(int(integers.max()), -int(integers.min()))
+        integers[crossing] = 0
+        apart = max(int(integers.max()), -int(integers.min()))
         lowest = np.iinfo(ours.dtype).max
         magnitudes = [(side[crossing] & lowest).astype(np.int64) for side in (ours, theirs)]
         index = int((magnitudes[0].astype(np.float64) + magnitudes[1]).argmax())
-        return max(int(apart.max()), int(magnitudes[0][index]) + int(magnitudes[1][index]))
+        return max(apart, int(magnitudes[0][index]) + int(magnitudes[1][index]))
+
+
+def _convert(block: Numbers | torch.Tensor, target: Numbers) -> Numbers:
+    """Copy a block of floats into float64 memory, in this thread; returns the values in the cheapest form."""
+    if isinstance(block, np.ndarray):
+        np.copyto(target, block)
+        return block
+    memory = torch.from_numpy(target)
+    for start in range(0, len(block), _SERIAL_ITEMS):
+        part = slice(start, start + _SERIAL_ITEMS)
+        # By way of float32, which torch converts halves to several times faster.
+        memory[part].copy_(block[part].float())
+    return target
+
+
+def _sum_products(numbers: Numbers, size: int) -> list[float]:
+    """Return the sums of squares of the difference, of `x` and of `y`, and of products of `x` and `y`.
+
+    `numbers` has `x`, `y` and the difference in rows of `_ROW` items; the first `size` items of each count.
+    """
+    rows, rest = divmod(size, _ROW)
+    last = numbers[:, rows, :rest] if rest else numbers[:, 0, :0]
+    ours, theirs, gap = np.vecdot(last, last).tolist()
+    both = float(np.vecdot(last[0], last[1]))
+    if not rows:
+        return [gap, ours, theirs, both]
+    full = numbers[:, :rows]
+    squares = np.vecdot(full, full).sum(axis=1).tolist()
+    both += float(np.vecdot(full[0], full[1]).sum())
+    return [gap + squares[2], ours + squares[0], theirs + squares[1], both]
 
 
 def _find_scale(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -343,8 +404,10 @@ class _Tally:
         x, y = (np.ascontiguousarray(side).view(np.float64) for side in (x, y))
         if self.scale != 1.0:
             x, y = x / self.scale, y / self.scale
-        gap = x - y
-        return [float(np.dot(left, right)) for left, right in ((gap, gap), (x, x), (y, y), (x, y))]
+        numbers = np.zeros((3, -(-len(x) // _ROW), _ROW))
+        for memory, values in zip(numbers.reshape(3, -1), (x, y, x - y), strict=True):
+            memory[: len(x)] = values
+        return _sum_products(numbers, len(x))
 
     def finish(self, total: int, *, has_ulps: bool) -> TensorDistance:
         """Return the numbers; `at` is an index into the flat tensor."""
