@@ -82,9 +82,14 @@ class SmallTensorBatch:
 def fits_small_batch(spec: TensorSpec, size_bytes: int) -> bool:
     """Return whether a tensor that shares no memory fits: it is small, contiguous and of a plain dtype."""
     is_small = spec.dtype in SMALL_BATCH_DTYPES and 0 < size_bytes <= _SMALL_BYTES
-    is_bare = not (spec.offset or spec.at or spec.packed or spec.conj or spec.neg or spec.meta)
     is_sound = not spec.requires_grad or spec.dtype.is_floating_point or spec.dtype.is_complex
-    if not (is_small and is_bare and is_sound) or spec.stride != contiguous_stride(spec.shape):
+    return is_small and is_sound and is_contiguous_alone(spec, size_bytes)
+
+
+def is_contiguous_alone(spec: TensorSpec, size_bytes: int) -> bool:
+    """Return whether the bytes of an entry are the items of a tensor in C order, and nothing else."""
+    is_bare = not (spec.offset or spec.at or spec.packed or spec.conj or spec.neg or spec.meta)
+    if not is_bare or spec.stride != contiguous_stride(spec.shape):
         return False
     return math.prod(spec.shape) * spec.dtype.itemsize == size_bytes
 
