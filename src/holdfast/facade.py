@@ -335,9 +335,8 @@ class Store:
         """
         from holdfast.snapshot.load.options import LoadOptions
 
-        bar = make_progress(progress)
+        snapshot, bar = self._open_snapshot(name), make_progress(progress)
         options = LoadOptions(device, only, verify, mmap, rename or {}, aliases, allow_pickle, dtype, bar)
-        snapshot = self._open_snapshot(name)
         tree = snapshot.load(options)
         self._lineage.note_loaded(snapshot.record)
         return tree
@@ -496,6 +495,7 @@ class Store:
         *,
         noise: str | Run | None = None,
         reference: str | Run | None = None,
+        progress: ProgressChoice = None,
         **options: Unpack[DiffChoices],
     ) -> RunDiff:
         """Find where run `b` diverges from run `a`: the first tensor that differs although all its inputs are equal.
@@ -506,7 +506,8 @@ class Store:
         from holdfast.capture.compare.compare import diff_runs, make_diff_options
 
         repeated, exact = (None if run is None else self.run(run) for run in (noise, reference))
-        return diff_runs(self.run(a), self.run(b), noise=repeated, reference=exact, options=make_diff_options(options))
+        chosen = make_diff_options(options, self.repository.budget_bytes, make_progress(progress))
+        return diff_runs(self.run(a), self.run(b), noise=repeated, reference=exact, options=chosen)
 
     def check(self, *, read: bool = False, progress: ProgressChoice = None) -> list[Finding]:
         """Check the structure of the store, and with `read` every byte. It is healthy if all findings are notes."""

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cli.output import Output
+from holdfast.progress import CallbackProgress, ProgressUpdate
 from tests.cli.runs import Cli, digest_tree
 
 
@@ -72,6 +74,21 @@ def test_diff_as_json(recorded: Cli) -> None:
     assert ran.code == 1
     assert (ran.json["origin"]["fqn"], ran.json["origin"]["step"]) == ("layers.1", 1)
     assert [row["class"] for row in ran.json["rows"]] == ["origin", "propagated", "propagated"]
+
+
+def test_diff_and_report_show_a_bar_except_with_json(recorded: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    updates: list[ProgressUpdate] = []
+    monkeypatch.setattr(Output, "progress", lambda self: CallbackProgress(updates.append))
+
+    recorded("run", "diff", "good", "bad", "--json")
+    assert not updates
+
+    for words in (["diff", "good", "bad"], ["report", "good", "bad", "diff.html"]):
+        recorded("run", *words)
+        assert updates[0].task == "compare good with bad"
+        assert updates[-1].is_ended
+        assert updates[-1].done_bytes == updates[-1].total_bytes > 0
+        updates.clear()
 
 
 def test_diff_of_digests_says_that_nobody_knows_how_much(recorded: Cli) -> None:

@@ -13,6 +13,7 @@ from holdfast.capture.stored.runs import Run, RunFacts
 from holdfast.capture.stored.segments import compute_root, format_leaf
 from holdfast.digest import fingerprint
 from holdfast.errors import NotFound
+from holdfast.snapshot.load.reused import ReusedMemory
 
 
 def make_run(facts: RunFacts, events: Iterable[Event], tensors: Mapping[str, torch.Tensor] | None = None) -> Run:
@@ -45,6 +46,13 @@ class _Memory:
             return self._tensors[event.leaf]
         except KeyError as error:
             raise NotFound(f"no tensor {event.leaf!r} was given with this run", name=event.leaf) from error
+
+    def read_tensors(self, events: Sequence[Event], memory: ReusedMemory) -> Sequence[torch.Tensor]:
+        return [self.read_tensor(event) for event in events]
+
+    def find_size_bytes(self, step: int) -> int:
+        events = (event for (of_step, _), group in self._events.items() if of_step == step for event in group)
+        return sum(self._tensors[event.leaf].nbytes for event in events if event.leaf in self._tensors)
 
 
 def make_output(seq: int, *, step: int = 0, fqn: str = "layers.0", rank: int = 0) -> Event:

@@ -6,10 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypedDict
+from typing import Any, Final, NamedTuple, TypedDict
+
+from typing_extensions import Self
 
 from holdfast.capture.compare.align import Alignment, NameMap, Pair, align
 from holdfast.capture.compare.classify import NOWHERE, Cause, OriginFinder, find_first_stage, find_stage
+from holdfast.capture.compare.distances import Measurer
 from holdfast.capture.compare.explain import StepEvidence, find_step_with
 from holdfast.capture.compare.measure import Tolerance
 from holdfast.capture.compare.result import (
@@ -29,6 +32,8 @@ from holdfast.capture.stored.runs import Run, shift_run
 from holdfast.capture.stored.settings import is_settings, keep_shared, read_settings
 from holdfast.capture.stored.unshard import Dims, Gathering, gather_run, is_sharded
 from holdfast.json_text import Json
+from holdfast.progress import Progress, Silent
+from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES
 from holdfast.texts import list_some
 
 _MAX_ROWS: Final = 100_000
@@ -52,6 +57,9 @@ class DiffOptions:
     shift: int = 0
     """Added to the step numbers of the second run: for a resumed run whose steps count from 0."""
     max_rows: int = _MAX_ROWS
+    budget_bytes: int = DEFAULT_BUDGET_BYTES
+    """Memory for the tensors that are compared at a time; a pair that is larger is compared alone."""
+    progress: Progress = field(default_factory=Silent)
 
 
 class DiffChoices(TypedDict, total=False):
@@ -67,7 +75,9 @@ class DiffChoices(TypedDict, total=False):
     shift: int
 
 
-def make_diff_options(choices: DiffChoices) -> DiffOptions:
+def make_diff_options(
+    choices: DiffChoices, budget_bytes: int = DEFAULT_BUDGET_BYTES, progress: Progress | None = None
+) -> DiffOptions:
     """Return the options of a comparison; raises TypeError for an unknown one."""
     known = DiffChoices.__annotations__
     if unknown := sorted(choices.keys() - known.keys()):
@@ -76,7 +86,7 @@ def make_diff_options(choices: DiffChoices) -> DiffOptions:
     bounds = {name: rest.pop(name) for name in ("tolerance", "factor", "margin") if name in rest}
     if bounds.get("tolerance") is not None:
         bounds["tolerance"] = Tolerance(*bounds["tolerance"])
-    return DiffOptions(bounds=Bounds(**bounds), **rest)
+    return DiffOptions(bounds=Bounds(**bounds), budget_bytes=budget_bytes, progress=progress or Silent(), **rest)
 
 
 def diff_runs(
@@ -95,6 +105,8 @@ def diff_runs(
     difference between `a` and `noise`. With `reference`, they are close if `b` is about as near to the reference as
     `a` is. Tensors that were not computed in the run must be equal: the model's inputs, the parameters before the
     first step, and the RNG state.
+
+    Tensors are read and compared on all cores. The result does not depend on the number of cores.
     """
     chosen = options or DiffOptions()
     bounds = chosen.bounds if tolerance is None else Bounds(tolerance, chosen.bounds.factor, chosen.bounds.margin)
@@ -102,9 +114,16 @@ def diff_runs(
     ours, theirs = runs[0], runs[1]
     assert ours is not None and theirs is not None, "both were passed"  # noqa: PT018  # one condition
     judge = Judge(ours, theirs, bounds, noise=runs[2], reference=runs[3], names=chosen.names)
-    comparison = _Comparison(ours, theirs, judge, chosen)
-    for step in _find_steps(ours, theirs, chosen.steps):
-        comparison.compare_step(step)
+    steps = _find_steps(ours, theirs, chosen.steps)
+    sizes = {step: ours.find_size_bytes(step) + theirs.find_size_bytes(step) for step in steps}
+    with (
+        _StepProgress(chosen.progress, f"compare {a.facts.name} with {b.facts.name}", sizes) as done,
+        Measurer(bounds.tolerance, budget_bytes=chosen.budget_bytes, advance=done.advance) as measurer,
+    ):
+        comparison = _Comparison(ours, theirs, judge, measurer, chosen)
+        for step in steps:
+            comparison.compare_step(step)
+            done.end_step(step)
     notes = (
         *_iter_notes(ours, theirs),
         *comparison.iter_notes(),
@@ -191,6 +210,39 @@ def _show_steps(steps: Sequence[int]) -> str:
     return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
+class _StepProgress:
+    """Reports the bytes of each step: those that are compared when they are, the rest when the step ends."""
+
+    def __init__(self, progress: Progress, task: str, sizes: Mapping[int, int]) -> None:
+        self._progress, self._task, self._sizes = progress, task, sizes
+        self._done_bytes = 0
+
+    def __enter__(self) -> Self:
+        self._progress.begin(self._task, sum(self._sizes.values()))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.end()
+
+    def advance(self, num_bytes: int) -> None:
+        self._done_bytes += num_bytes
+        self._progress.advance(num_bytes)
+
+    def end_step(self, step: int) -> None:
+        rest = self._sizes.get(step, 0) - self._done_bytes
+        self._done_bytes = 0
+        if rest > 0:
+            self._progress.advance(rest)
+
+
+class _PairedEvents(NamedTuple):
+    """One rank's events of a step in both runs, and which of them belong together."""
+
+    ours: Sequence[Event]
+    theirs: Sequence[Event]
+    alignment: Alignment
+
+
 @dataclass(slots=True)
 class _RankStep:
     """One rank's events of a step, paired."""
@@ -206,8 +258,8 @@ class _RankStep:
 class _Comparison:
     """The state of one comparison."""
 
-    def __init__(self, a: Run, b: Run, judge: Judge, options: DiffOptions) -> None:
-        self._a, self._b, self._judge, self._options = a, b, judge, options
+    def __init__(self, a: Run, b: Run, judge: Judge, measurer: Measurer, options: DiffOptions) -> None:
+        self._a, self._b, self._judge, self._measurer, self._options = a, b, judge, measurer, options
         self._ranks = sorted({*a.ranks, *b.ranks})
         self._finders: dict[int, OriginFinder] = {}
         self._first_step: int | None = None
@@ -254,7 +306,9 @@ class _Comparison:
             return
         if not self._finders:
             self._begin()
-        rank_steps = [self._pair_events(step, rank) for rank in self._ranks]
+        paired = {rank: self._pair_events(step, rank) for rank in self._ranks}
+        self._judge.measure_ahead((pair for each in paired.values() for pair in each.alignment.pairs), self._measurer)
+        rank_steps = [self._judge_pairs(step, rank, each) for rank, each in paired.items()]
         stages = {each.rank: find_first_stage(each.graph) for each in rank_steps}
         counts: Counter[Class] = Counter()
         largest = 0.0
@@ -281,9 +335,12 @@ class _Comparison:
                     graph = StepGraph([event for event in events if not event.recompute and not is_settings(event)])
                     finder.classify(graph, evidence=StepEvidence(ours=read_settings(events)))
 
-    def _pair_events(self, step: int, rank: int) -> _RankStep:
+    def _pair_events(self, step: int, rank: int) -> _PairedEvents:
         ours, theirs = keep_shared(*(self._read(run, step, rank) for run in (self._a, self._b)))
-        alignment = align(ours, theirs, names=self._options.names)
+        return _PairedEvents(ours, theirs, align(ours, theirs, names=self._options.names))
+
+    def _judge_pairs(self, step: int, rank: int, paired: _PairedEvents) -> _RankStep:
+        ours, theirs, alignment = paired
         graph = StepGraph(ours)
         indices = {event.seq: index for index, event in enumerate(ours)}
         finder = self._finders[rank]

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
 from holdfast.capture.compare.align import NameMap, Pair, align
-from holdfast.capture.compare.measure import (
-    EXACT,
-    TensorDistance,
-    Tolerance,
-    find_tolerance,
-    find_wider,
-    measure,
-    measure_stats,
-)
+from holdfast.capture.compare.distances import Job, Measurer
+from holdfast.capture.compare.measure import EXACT, TensorDistance, Tolerance, find_wider
 from holdfast.capture.compare.step_graph import Standing
 from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.runs import Run
-from holdfast.errors import NotFound
 from holdfast.lru import LruCache
 
 _KEPT_MEASURES: Final = 100_000
@@ -71,15 +62,36 @@ class Judge:
         reference: Run | None = None,
         names: NameMap | None = None,
     ) -> None:
+        """Compare `b` with `a`."""
         self._a, self._b, self._bounds = a, b, bounds
         self._noise = _AlignedRun(a, noise) if noise else None
         self._reference = _AlignedRun(a, reference, names) if reference else None
         self._known: LruCache[tuple[object, ...], TensorDistance] = LruCache(_KEPT_MEASURES)
 
+    def measure_ahead(self, pairs: Iterable[Pair], measurer: Measurer) -> None:
+        """Measure what `judge` needs to know about these pairs, all at once."""
+        jobs = (job for pair in pairs if not _is_equal(pair.a, pair.b) for job in self._iter_jobs(pair))
+        wanted = {key: job for job in jobs if self._known.get(key := _find_key(job)) is None}
+        for key, found in zip(wanted, measurer.iter_distances(wanted.values()), strict=True):
+            self._known.put(key, found)
+
+    def _iter_jobs(self, pair: Pair) -> Iterator[Job]:
+        a, b = pair.a, pair.b
+        yield Job(self._a, a, self._b, b)
+        if a.shape != b.shape:
+            return
+        repeated = self._noise.find(a) if self._noise else None
+        if self._noise and repeated and repeated.shape == a.shape and repeated.digest != a.digest:
+            yield Job(self._a, a, self._noise.run, repeated)
+        expected = self._reference.find(a) if self._reference else None
+        if self._reference and expected:
+            yield Job(self._reference.run, expected, self._a, a)
+            yield Job(self._reference.run, expected, self._b, b)
+
     def judge(self, pair: Pair, *, is_given: bool) -> Verdict:
         """Return the verdict on a pair; `is_given`: the tensor was not computed, so it has no rounding."""
         a, b = pair.a, pair.b
-        if (a.digest, a.dtype, a.shape) == (b.digest, b.dtype, b.shape):
+        if _is_equal(a, b):
             return _EQUAL
         found = self._measure(self._a, a, self._b, b)
         if found.unequal == 0:
@@ -98,10 +110,10 @@ class Judge:
         return Verdict("close" if found.is_close else "differs", found)
 
     def _measure(self, ours: Run, a: Event, theirs: Run, b: Event) -> TensorDistance:
-        key = (a.digest, a.dtype, a.shape, b.digest, b.dtype, b.shape, bool(a.leaf and b.leaf))
-        found = self._known.get(key)
+        job = Job(ours, a, theirs, b)
+        found = self._known.get(key := _find_key(job))
         if found is None:
-            found = measure_events(ours, a, theirs, b, self._bounds.tolerance)
+            found = job.measure(self._bounds.tolerance)
             self._known.put(key, found)
         return found
 
@@ -144,22 +156,18 @@ class Judge:
         return theirs.masks <= ours.masks and theirs.relative_l2 <= limit
 
 
+def _is_equal(a: Event, b: Event) -> bool:
+    return a.digest == b.digest and a.dtype == b.dtype and a.shape == b.shape
+
+
+def _find_key(job: Job) -> tuple[object, ...]:
+    a, b = job.a, job.b
+    return (a.digest, a.dtype, a.shape, b.digest, b.dtype, b.shape, bool(a.leaf and b.leaf))
+
+
 def _find_eps(a: Event, b: Event) -> float:
     wider = find_wider(getattr(torch, a.dtype), getattr(torch, b.dtype))
     return torch.finfo(wider).eps if wider.is_floating_point or wider.is_complex else 0.0
-
-
-def measure_events(ours: Run, a: Event, theirs: Run, b: Event, tolerance: Tolerance | None = None) -> TensorDistance:
-    """Return the distance of two recorded tensors: from their values, else their statistics, else their digests."""
-    if a.shape != b.shape:
-        note = f"shapes differ: {a.shape} against {b.shape}"
-        return TensorDistance("digest", total=math.prod(a.shape), note=note)
-    try:
-        x, y = ours.read_tensor(a), theirs.read_tensor(b)
-    except NotFound:
-        return measure_stats(a.stats, b.stats, math.prod(a.shape))
-    allowed = find_tolerance(x.dtype, y.dtype) if tolerance is None else tolerance
-    return measure(x, y, tolerance=allowed)
 
 
 class _AlignedRun:

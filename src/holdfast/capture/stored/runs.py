@@ -30,6 +30,7 @@ from holdfast.json_text import Json
 from holdfast.lru import LruCache
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot as Record
+from holdfast.snapshot.load.reused import ReusedMemory, TensorReader
 from holdfast.snapshot.view.lazy import Snapshot
 from holdfast.trees.registered import Types
 
@@ -73,6 +74,12 @@ class RunSource(Protocol):
 
     def read_tensor(self, event: Event) -> torch.Tensor:
         """Return the tensor of an event that has a leaf."""
+
+    def read_tensors(self, events: Sequence[Event], memory: ReusedMemory) -> Sequence[torch.Tensor]:
+        """Return the tensors of events that have leaves, in memory of their own or in the one that is passed."""
+
+    def find_size_bytes(self, step: int) -> int:
+        """Return about how many bytes were recorded of a step, without reading any."""
 
 
 class Run:
@@ -124,6 +131,14 @@ class Run:
             name=site.fqn,
         )
 
+    def read_tensors(self, events: Sequence[Event], memory: ReusedMemory) -> Sequence[torch.Tensor]:
+        """Return the tensors of events that all have leaves, read together; valid until the memory is cleared."""
+        return self._source.read_tensors(events, memory)
+
+    def find_size_bytes(self, step: int) -> int:
+        """Return about how many bytes were recorded of a step, without reading any."""
+        return self._source.find_size_bytes(step)
+
 
 def read_run(repo: Repository, name: str) -> Run:
     """Open a run; reads its list of segments, but no events. Raises NotFound."""
@@ -174,6 +189,7 @@ class _StoredRun:
             (segment.rank, segment.number): (segment, Snapshot(repo, record, Types()))
             for segment, record in sorted(found, key=lambda pair: (pair[0].rank, pair[0].number))
         }
+        self._readers: dict[tuple[int, int], TensorReader] = {}
         self._lock = threading.Lock()
         self._decoded: LruCache[tuple[int, int], Mapping[int, Sequence[Event]]] = LruCache(_KEPT_SEGMENTS)
         self.ranks = tuple(sorted({rank for rank, _ in self._segments}))
@@ -193,6 +209,25 @@ class _StoredRun:
         return [found[seq] for seq in sorted(found)]
 
     def read_tensor(self, event: Event) -> torch.Tensor:
+        key, index = self._find_leaf(event)
+        tensor: torch.Tensor = self._segments[key][1][f"{TENSORS}.{index}"].read(aliases="fresh")
+        return tensor
+
+    def read_tensors(self, events: Sequence[Event], memory: ReusedMemory) -> Sequence[torch.Tensor]:
+        leaves = [self._find_leaf(event) for event in events]
+        found: dict[tuple[tuple[int, int], int], torch.Tensor] = {}
+        for key in dict.fromkeys(key for key, _ in leaves):
+            indices = list(dict.fromkeys(index for of_key, index in leaves if of_key == key))
+            tensors = self._find_reader(key).read([f"{TENSORS}.{index}" for index in indices], memory)
+            found |= {(key, index): tensor for index, tensor in zip(indices, tensors, strict=True)}
+        return [found[leaf] for leaf in leaves]
+
+    def find_size_bytes(self, step: int) -> int:
+        found = (each for each in self._segments.values() if step in each[0].roots)
+        return sum(snapshot.logical_bytes // len(segment.roots) for segment, snapshot in found)
+
+    def _find_leaf(self, event: Event) -> tuple[tuple[int, int], int]:
+        """Return the rank and number of the segment that has an event's tensor, and its number in it."""
         number, index = parse_leaf(event.leaf)
         if (event.rank, number) not in self._segments:
             raise NotFound(
@@ -200,9 +235,13 @@ class _StoredRun:
                 f" {event.site.fqn or 'the model'!r}, no longer exists; record the run again",
                 name=event.leaf,
             )
-        _, snapshot = self._segments[event.rank, number]
-        tensor: torch.Tensor = snapshot[f"{TENSORS}.{index}"].read(aliases="fresh")
-        return tensor
+        return (event.rank, number), index
+
+    def _find_reader(self, key: tuple[int, int]) -> TensorReader:
+        with self._lock:
+            if key not in self._readers:
+                self._readers[key] = TensorReader(self._segments[key][1].open())
+            return self._readers[key]
 
     def _iter_segments(self, step: int, rank: int) -> Iterator[tuple[Segment, Snapshot]]:
         for (of_rank, _), (segment, snapshot) in self._segments.items():
@@ -245,6 +284,12 @@ class _ShiftedRun:
 
     def read_tensor(self, event: Event) -> torch.Tensor:
         return self._run.read_tensor(self._move(event, -self._by))
+
+    def read_tensors(self, events: Sequence[Event], memory: ReusedMemory) -> Sequence[torch.Tensor]:
+        return self._run.read_tensors([self._move(event, -self._by) for event in events], memory)
+
+    def find_size_bytes(self, step: int) -> int:
+        return self._run.find_size_bytes(step - self._by)
 
     @staticmethod
     def _move(event: Event, by: int) -> Event:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -17,6 +18,7 @@ from holdfast.capture.stored.segments import compute_root
 from holdfast.errors import NotFound
 from holdfast.lru import LruCache
 from holdfast.repo.format.boxes import Box, slices
+from holdfast.snapshot.load.reused import ReusedMemory
 
 Dim = int | Literal["replicate", "partial"]
 Dims = Mapping[str, Dim]
@@ -54,6 +56,7 @@ class Gathering:
 
     def __init__(self, run: Run, dims: Dims) -> None:
         self._run, self._dims = run, dims
+        self._lock = threading.Lock()
         self._steps: LruCache[int, _Step] = LruCache(_KEPT_STEPS)
         self._left_out: dict[str, dict[Site, None]] = {}
         self.ranks: Sequence[int] = (0,)
@@ -87,12 +90,24 @@ class Gathering:
         """Return the tensor of an event, assembled from its shards if necessary."""
         return self._assemble(self._read_step(event.site.step).parts[event.leaf])
 
+    def read_tensors(self, events: Sequence[Event], memory: ReusedMemory) -> Sequence[torch.Tensor]:
+        """Return the tensors of events; those that need no assembly are read together."""
+        groups = [self._read_step(event.site.step).parts[event.leaf] for event in events]
+        alone = [group[0] for group in groups if _is_alone(group)]
+        found = iter(self._run.read_tensors(alone, memory))
+        return [next(found) if _is_alone(group) else self._assemble(group) for group in groups]
+
+    def find_size_bytes(self, step: int) -> int:
+        """Return about how many bytes all ranks recorded of a step."""
+        return self._run.find_size_bytes(step)
+
     def _read_step(self, step: int) -> _Step:
-        found = self._steps.get(step)
-        if found is None:
-            found = self._gather(step)
-            self._steps.put(step, found)
-        return found
+        with self._lock:
+            found = self._steps.get(step)
+            if found is None:
+                found = self._gather(step)
+                self._steps.put(step, found)
+            return found
 
     def _gather(self, step: int) -> _Step:
         groups: dict[Site, list[Event]] = {}
@@ -138,7 +153,7 @@ class Gathering:
 
     def _assemble(self, group: Sequence[Event]) -> torch.Tensor:
         first = group[0]
-        if len(group) == 1 and not is_sharded(first):
+        if _is_alone(group):
             return self._run.read_tensor(first)
         if any(map(is_sharded, group)):
             return self._assemble_shards(group)
@@ -167,6 +182,10 @@ class Gathering:
             whole[slices(box)] = part / len(tensors) if "avg" in events[0].placement else part
         assert whole is not None, "a group has an event"
         return whole
+
+
+def _is_alone(group: Sequence[Event]) -> bool:
+    return len(group) == 1 and not is_sharded(group[0])
 
 
 class _CannotGather(Exception):

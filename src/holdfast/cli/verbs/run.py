@@ -14,6 +14,7 @@ from holdfast.cli.verb import add_json, add_verb, document
 from holdfast.cli.verbs.run_tensor import declare_events, declare_tensor, format_measure, label_site
 from holdfast.errors import BadName
 from holdfast.json_text import Json
+from holdfast.progress import Silent
 from holdfast.repo.format.layout import natural_order
 from holdfast.repo.handle.repository import Repository
 from holdfast.texts import shorten
@@ -155,7 +156,7 @@ def _declare_diff(actions: Verbs) -> None:
 
 
 def _run_diff(options: Namespace, url: str, output: Output) -> int:
-    *_, diff = _compare(options, open_to_read(url, output))
+    *_, diff = _compare(options, open_to_read(url, output), output)
     if options.json:
         output.json(diff.to_json())
     else:
@@ -185,7 +186,7 @@ def _run_report(options: Namespace, url: str, output: Output) -> int:
     folder = os.path.dirname(os.path.abspath(options.file))
     if not os.path.isdir(folder):
         raise BadName(f"{options.file} cannot be written: there is no directory {folder}; create it first")
-    a, b, diff = _compare(options, open_to_read(url, output))
+    a, b, diff = _compare(options, open_to_read(url, output), output)
     limits = ReportLimits(rows=max(1, options.rows))
     report = make_report(
         a, b, diff, tolerance=_describe_tolerance(options), limits=limits, dims=_parse_dims(options.dim)
@@ -199,7 +200,7 @@ def _run_report(options: Namespace, url: str, output: Output) -> int:
     return _find_exit_code(diff)
 
 
-def _compare(options: Namespace, repo: Repository) -> tuple[Run, Run, RunDiff]:
+def _compare(options: Namespace, repo: Repository, output: Output) -> tuple[Run, Run, RunDiff]:
     from holdfast.capture.compare.compare import DiffOptions, diff_runs
     from holdfast.capture.compare.verdicts import parse_tolerance
     from holdfast.capture.stored.runs import read_run
@@ -209,7 +210,11 @@ def _compare(options: Namespace, repo: Repository) -> tuple[Run, Run, RunDiff]:
     a, b = read_run(repo, options.a), read_run(repo, options.b)
     noise, reference = (read_run(repo, name) if name else None for name in (options.noise, options.reference))
     chosen = DiffOptions(
-        names=names, dims=_parse_dims(options.dim), steps=_find_steps(options.steps, [*a.steps, *b.steps])
+        names=names,
+        dims=_parse_dims(options.dim),
+        steps=_find_steps(options.steps, [*a.steps, *b.steps]),
+        budget_bytes=repo.budget_bytes,
+        progress=Silent() if options.json else output.progress(),
     )
     return a, b, diff_runs(a, b, noise=noise, reference=reference, tolerance=tolerance, options=chosen)
 
