@@ -31,6 +31,7 @@ from bench.suites import (
     capture,
     check,
     cli,
+    diff_runs,
     exports,
     growth,
     imports,
@@ -65,6 +66,7 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "growth": growth.run,
     "scale": scale.run,
     "capture": capture.run,
+    "diff_runs": diff_runs.run,
     "planning": planning.run,
     "reuse": reuse.run,
     "put": put.run,
@@ -77,7 +79,8 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "objects": objects.run,
 }
 _ON_REQUEST: Final = frozenset(
-    {"planning", "compile", "capture", "reuse", "put", "query", "imports", "exports", "mirror", "objects", "whole"}
+    {"capture", "compile", "diff_runs", "exports", "imports", "mirror", "objects", "planning", "put", "query", "reuse"}
+    | {"whole"}
 )
 """Suites that take long and have a separate result: DCP plans for minutes with a thousand ranks, and models take half
 a minute to compile."""
