@@ -346,7 +346,8 @@ def list_library_kernels(operator_name: str, *, besides: object = None) -> list[
 def _iter_libraries() -> Iterator[tuple[Any, Any]]:
     """Yield the finalizer and the object of each library that is alive."""
     finalizers: Any = weakref.finalize
-    for finalizer, info in list(finalizers._registry.items()):
+    # A copy, made at once: a list of pairs can start Python's garbage collector, which removes finalizers.
+    for finalizer, info in finalizers._registry.copy().items():
         if info.func is torch.library._del_library and (library := info.weakref()) is not None:
             yield finalizer, library
 
