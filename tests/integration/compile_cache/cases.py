@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -206,11 +207,87 @@ def train_optimizer(compile_: Compile) -> list[Tensor]:
     return [*losses, *model.parameters(), *state]
 
 
-def train_layers(compile_: Compile) -> list[Tensor]:
-    """Four layers of one kind, each compiled for itself."""
+class Stack(nn.Module):
+    """An embedding, and layers of one kind between it and a head."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 32)
+        self.layers = nn.ModuleList(layers)
+        self.head = nn.Linear(32, 20)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+class NumberedBlock(Block):
+    """Reads its number, which decides nothing, so that dynamo traces each layer."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.number < 0:
+            raise ValueError("layers are numbered from 0")
+        return super().forward(x)
+
+
+def _train_stack(compile_: Compile, layers: list[nn.Module]) -> list[Tensor]:
+    """Train with each layer compiled for itself."""
+    model = Stack(layers)
+    run = copy.copy(model)
+    run._modules = {**model._modules, "layers": nn.ModuleList(map(compile_, layers))}
+    return step(model, run, torch.randint(20, (2, 8)))
+
+
+def train_2_layers(compile_: Compile) -> list[Tensor]:
+    return _train_stack(compile_, [Block() for _ in range(2)])
+
+
+def train_6_layers(compile_: Compile) -> list[Tensor]:
+    return _train_stack(compile_, [Block() for _ in range(6)])
+
+
+def train_12_layers(compile_: Compile) -> list[Tensor]:
+    return _train_stack(compile_, [Block() for _ in range(12)])
+
+
+def train_numbered_layers(compile_: Compile) -> list[Tensor]:
+    with torch._dynamo.config.patch(recompile_limit=12):
+        return _train_stack(compile_, [NumberedBlock(number) for number in range(12)])
+
+
+def train_layers_from_data(compile_: Compile) -> list[Tensor]:
+    """Four layers of one kind. The input of the first needs no gradient, so it has another backward."""
     layers = [Block() for _ in range(4)]
     run = nn.Sequential(*(compile_(layer) for layer in layers))
     return step(nn.Sequential(*layers), run, torch.randn(2, 8, 32))
+
+
+def train_region(compile_: Compile) -> list[Tensor]:
+    """One graph that calls the graph of a layer four times."""
+
+    @torch.compiler.nested_compile_region
+    def call(layer: nn.Module, x: Tensor) -> Tensor:
+        y: Tensor = layer(x)
+        return y
+
+    class Region(nn.Module):
+        def __init__(self, layer: nn.Module) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = call(self.layer, x)
+            return y
+
+    model = Stack([Region(Block()) for _ in range(4)])
+    return step(model, compile_(model), torch.randint(20, (2, 8)))
 
 
 def hooked(compile_: Compile) -> list[Tensor]:
@@ -244,7 +321,12 @@ CASES: Final[dict[str, Callable[[Compile], list[Tensor]]]] = {
         mutated_input,
         autograd_function,
         train_optimizer,
-        train_layers,
+        train_2_layers,
+        train_6_layers,
+        train_12_layers,
+        train_numbered_layers,
+        train_layers_from_data,
+        train_region,
         hooked,
     )
 }

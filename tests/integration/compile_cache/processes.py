@@ -103,6 +103,24 @@ def finish_all(started: Sequence[Started]) -> list[Outcome]:
             each.stop()
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The same cases compiled by torch alone, with an empty store, and with a copy of that store without a compiler."""
+
+    plain: Outcome
+    cold: Outcome
+    warm: Outcome
+    store: Path
+
+
+def try_cases(folder: Path, cases: Sequence[str]) -> Trial:
+    """Run cases in three processes. The first two run at the same time."""
+    place, store = Place(folder), folder / "store"
+    plain, cold = finish_all([place.start(cases, None), place.start(cases, store)])
+    warm = place.run(cases, place.copy(store, "elsewhere"), has_compiler=False)
+    return Trial(plain, cold, warm, store)
+
+
 def _write_counting_compiler(path: Path, log: Path) -> None:
     real = shutil.which("g++")
     assert real, "these tests compile; install g++"

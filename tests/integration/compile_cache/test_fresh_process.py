@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from tests.integration.compile_cache.processes import Outcome, Place, finish_all
+from tests.integration.compile_cache.processes import Place, Trial, finish_all, try_cases
 
 QUICK: Final = ("infer_mlp", "train_mlp", "many_sizes")
 SLOW: Final = (
@@ -24,38 +23,19 @@ SLOW: Final = (
     "mutated_input",
     "autograd_function",
     "train_optimizer",
-    "train_layers",
 )
-GRAPHS: Final = {"train_broken": 2, "train_optimizer": 2, "train_layers": 2}
-"""Case -> number of graphs, if there are several. Of four layers of one kind, only the first has another graph: its
-input needs no gradient."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """The same cases compiled by torch alone, with an empty store, and with a copy of that store without a compiler."""
-
-    plain: Outcome
-    cold: Outcome
-    warm: Outcome
-    store: Path
-
-
-def _try(place: Place, cases: tuple[str, ...]) -> Trial:
-    store = place.folder / "store"
-    plain, cold = finish_all([place.start(cases, None), place.start(cases, store)])
-    warm = place.run(cases, place.copy(store, "elsewhere"), has_compiler=False)
-    return Trial(plain, cold, warm, store)
+GRAPHS: Final = {"train_broken": 2, "train_optimizer": 2}
+"""Case -> number of graphs, if there are several."""
 
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Trial:
-    return _try(Place(tmp_path_factory.mktemp("quick")), QUICK)
+    return try_cases(tmp_path_factory.mktemp("quick"), QUICK)
 
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Trial:
-    return _try(Place(tmp_path_factory.mktemp("slow")), SLOW)
+    return try_cases(tmp_path_factory.mktemp("slow"), SLOW)
 
 
 def _verify(trial: Trial, case: str) -> None:

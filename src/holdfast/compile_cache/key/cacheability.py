@@ -37,6 +37,9 @@ _ANNOTATIONS: Final = frozenset(
     }
 )
 
+_REGION_OPTIONS: Final = "nested_region_config"
+"""Metadata key of a subgraph of `nested_compile_region`, if it was called with options."""
+
 # Settings with which ranks communicate while they compile: a rank that loads a graph would let the others wait.
 _SYNCHRONISING: Final = ("_sync_decision_cross_ranks", "_sync_cache_decision_cross_ranks")
 
@@ -131,6 +134,8 @@ def _list_graphs(graph: GraphModule) -> list[GraphModule]:
 
 
 def _verify_attributes(graph: GraphModule) -> None:
+    if _REGION_OPTIONS in graph.meta:
+        raise Uncacheable("a nested_compile_region has options, which are functions that the key does not describe")
     own = [name for name, _ in (*graph.named_parameters(), *graph.named_buffers())]
     if own:
         # Torch makes them the first inputs of the compiled graph, and passes them from a wrapper that cannot be saved.

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.compiled_autograd as compiled_autograd
+import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._guards import TracingContext, tracing
+from torch._higher_order_ops.invoke_subgraph import NestedCompileRegionOptions
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 from torch.testing._internal.two_tensor import TwoTensor
@@ -28,7 +30,9 @@ from tests.kit.graph_keys import key_of, reason_of, record_keys
 _CONFIG: Any = inductor_config
 _FUNCTORCH: Any = functorch_config
 _allow_in_graph: Any = torch.compiler.allow_in_graph
+_DYNAMO: Any = dynamo_config
 _TwoTensor: Any = TwoTensor
+_nested_region: Any = torch.compiler.nested_compile_region
 
 
 @_allow_in_graph  # type: ignore[untyped-decorator]  # it is Any
@@ -178,6 +182,16 @@ def test_a_node_with_annotations_for_the_compiler_is_not_cached() -> None:
     next(node for node in graph.graph.nodes if node.op == "call_function").meta["recompute"] = True
 
     assert find_reason(graph) == "a node of the graph has annotations for the compiler (recompute)"
+
+
+def test_a_nested_region_is_cached_and_one_with_options_is_not() -> None:
+    options = NestedCompileRegionOptions(partitioner="default_partition")
+    plain = _nested_region(lambda x: x.sin())
+    with _DYNAMO.patch(enable_invoke_subgraph_regional_compile=True):
+        reason = reason_of(_nested_region(lambda x: x.sin(), options=options), torch.ones(3))
+
+    assert "graph 1:" in key_of(lambda x: plain(plain(x)), torch.ones(3)).parts["graph"]
+    assert reason == "a nested_compile_region has options, which are functions that the key does not describe"
 
 
 def test_methods_of_other_objects_than_tensors_are_not_cached() -> None:
