@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -95,6 +96,7 @@ class BundleCompiler:
         with ExitStack() as stack:
             stack.enter_context(functorch_config.patch(_SETTINGS_TO_SAVE))
             stack.enter_context(_patch_compiler_config(cache_key_tag=tag))
+            stack.enter_context(_unique_names())
             kernels = stack.enter_context(record_kernels(system))
             try:
                 run = compile_plainly(graph, inputs, options)
@@ -166,6 +168,18 @@ def _read_source(entry: Any) -> str:
 def _iter_graphs(entry: Any) -> Iterator[Any]:
     """Yield the compiled forward and, if there is one, the compiled backward."""
     yield from (part.result for part in (entry.compiled_fw, entry.compiled_bw) if part is not None)
+
+
+@contextmanager
+def _unique_names() -> Iterator[None]:
+    # In its own cache, torch names a graph for which it has no key by `random.random()`. Dynamo restores the state of
+    # `random` after each compilation, and users seed it, so another graph could have the same name, and be returned.
+    state = random.getstate()
+    random.seed()
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 @contextmanager
