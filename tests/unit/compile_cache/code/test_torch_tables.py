@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import subprocess
 import sys
 import warnings
+import weakref
 from importlib import import_module
 from typing import Any
 
@@ -204,3 +206,31 @@ def test_a_kernel_of_a_library_is_found_and_forgotten_with_the_library() -> None
         library._destroy()
 
     assert LibraryKernel("aten::erfc", "AutogradXLA") not in LibraryWatch().list_user_code()
+
+
+class _Cycle:
+    """An object that only the garbage collector frees."""
+
+    def __init__(self) -> None:
+        self.itself = self
+        weakref.finalize(self, int)
+
+
+def test_libraries_are_listed_while_the_garbage_collector_removes_finalizers() -> None:
+    watch, threshold = LibraryWatch(), gc.get_threshold()
+    gc.collect()
+    gc.disable()
+    for _ in range(300):
+        _Cycle()
+    # Python reuses up to 2000 deleted pairs, without counting them as allocations.
+    pairs = [(number, number) for number in range(3000)]
+    try:
+        gc.set_threshold(gc.get_count()[0] + 100)  # fewer allocations than there are finalizers
+        gc.enable()
+        found = watch.list_user_code()
+    finally:
+        gc.set_threshold(*threshold)
+        gc.enable()
+
+    assert found == []
+    assert len(pairs) == 3000
