@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from typing_extensions import Unpack
 
-from holdfast.facade import Store
-from holdfast.opening import open as open_store
+from holdfast.objects.url import open_store
+from holdfast.repo.handle.repository import Repository, open_repository
+from holdfast.snapshot.gc_pause import pause_gc
 
 if TYPE_CHECKING:
     from holdfast.compile_cache.backend import CompilerOptions
+    from holdfast.facade import Store
 
 Model = TypeVar("Model")
 
@@ -32,18 +34,29 @@ def compile(
     With `whole`, the compiled callable is saved, too, so that the next process starts without dynamo; see "Share a
     compile cache".
     """
-    opened = store if isinstance(store, Store) else open_store(store)
+    repo = _open(store)
     compiled: Any
     if whole:
-        from holdfast.compile_cache.whole.start import compile_whole
+        with pause_gc():  # imports build many objects
+            from holdfast.compile_cache.whole.start import compile_whole
 
-        compiled = compile_whole(model, opened.repository, fullgraph=fullgraph, dynamic=dynamic, choices=choices)
+        compiled = compile_whole(model, repo, fullgraph=fullgraph, dynamic=dynamic, choices=choices)
     else:
+        with pause_gc():
+            from holdfast.compile_cache.backend import make_compiler
+
         compiled = torch.compile(
             model,  # type: ignore[call-overload]  # torch.compile accepts any callable and returns the same type
-            backend=opened.compiler(**choices),
+            backend=make_compiler(repo, **choices),
             fullgraph=fullgraph,
             dynamic=dynamic,
         )
     found: Model = compiled
     return found
+
+
+def _open(store: str | os.PathLike[str] | Store) -> Repository:
+    """Return the repository of a store, or of a path or URL: without `Store`, whose imports a hit does not need."""
+    if isinstance(store, str | os.PathLike):
+        return open_repository(open_store(os.fspath(store)), create=True)
+    return store.repository

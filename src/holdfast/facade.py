@@ -36,6 +36,7 @@ from holdfast.repo.upkeep.collect import Collected, Rules, collect
 from holdfast.repo.upkeep.findings import Finding
 from holdfast.repo.upkeep.prune import KeepRules, Pruned, PrunePlan, apply_prune_in_groups, make_keep, read_prune_plan
 from holdfast.repo.write.writer import SaveResult
+from holdfast.snapshot.gc_pause import pause_gc
 
 if TYPE_CHECKING:
     import torch
@@ -461,8 +462,8 @@ class Store:
 
         Graphs are code: they load if only you can write to the store, if signed (`key_file`), or with `trust=True`.
         """
-        from holdfast.compile_cache.backend import make_compiler
-
+        with pause_gc():  # imports build many objects
+            from holdfast.compile_cache.backend import make_compiler
         return make_compiler(self.repository, **choices)
 
     def record(

@@ -10,6 +10,7 @@ from tests.architecture.sources import Import, Source, iter_imports
 _RUNS: Final = "needs torch, and `holdfast run --help` does not"
 _STORE: Final = "needs torch, and opening, listing and checking a store does not"
 _WHOLE: Final = "imports torch's compiler, which takes two seconds; a callable that is stored as a whole does without"
+_SAVING: Final = "imports what saves, which takes 0.1 s; a hit only reads"
 
 LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
     "cli/grammar.py": {"holdfast.cli.verbs": "only the verb that was typed is imported: `ls` does not wait for `put`"},
@@ -47,11 +48,20 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
         "obstore.auth": "imports boto3",
     },
     "objects/url.py": {"holdfast.objects.cloud": "obstore takes 50 ms to import; only URLs of buckets need it"},
+    "compile_cache/cache.py": {
+        "holdfast.compile_cache.artifacts.last_use": _SAVING,
+        "holdfast.compile_cache.artifacts.storing": _SAVING,
+    },
     "compile_cache/whole/start.py": {
+        "holdfast.compile_cache.artifacts.last_use": _SAVING,
+        "holdfast.compile_cache.artifacts.storing": _SAVING,
         "holdfast.compile_cache.backend": _WHOLE,
         "holdfast.compile_cache.whole.ordinary": _WHOLE,
     },
-    "compiling.py": {"holdfast.compile_cache.whole": "only whole=True needs it"},
+    "compiling.py": {
+        "holdfast.compile_cache.backend": "imports torch's compiler; whole=True does without",
+        "holdfast.compile_cache.whole": "only whole=True needs it",
+    },
     "opening.py": {"holdfast.mirror.mirror": "starts processes; only a store with a mirror needs it"},
     "facade.py": {
         "holdfast.capture": _STORE,

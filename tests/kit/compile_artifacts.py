@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from holdfast.compile_cache.artifacts.artifact import Artifact, write_artifact
+from holdfast.compile_cache.artifacts.artifact import Artifact
 from holdfast.compile_cache.artifacts.catalog import StoredVariant, artifact_name, parse_variant
+from holdfast.compile_cache.artifacts.storing import write_artifact
 from holdfast.compile_cache.key_parts import PARTS, GraphKey, hash_parts
 from holdfast.digest import Buffer
 from holdfast.json_text import Json

@@ -14,9 +14,8 @@ from functools import partial
 from typing import Any, Final
 
 from holdfast.compile_cache import inductor
-from holdfast.compile_cache.artifacts.artifact import Artifact, read_artifact, read_parts, write_artifact
-from holdfast.compile_cache.artifacts.catalog import StoredVariant, iter_artifacts, iter_variants
-from holdfast.compile_cache.artifacts.last_use import DAY_S, record_use
+from holdfast.compile_cache.artifacts.artifact import Artifact, read_artifact, read_parts
+from holdfast.compile_cache.artifacts.catalog import DAY_S, StoredVariant, iter_artifacts, iter_variants
 from holdfast.compile_cache.artifacts.prefetch import Prefetch, PrefetchedArtifacts
 from holdfast.compile_cache.artifacts.trust import Trust
 from holdfast.compile_cache.artifacts.why import Candidate, Explanation, explain
@@ -111,6 +110,8 @@ class CompileCache:
         """Save a compiled graph. Return the reason if it was not saved, otherwise ""."""
         if compiled.graph is None:
             return compiled.why_not_saved
+        from holdfast.compile_cache.artifacts.storing import write_artifact
+
         artifact = Artifact(key, compiled.guards, compiled.graph, compiled.kernels, compiled.seconds)
         try:
             with self.counters.timed("save"):
@@ -203,6 +204,8 @@ class CompileCache:
             if not is_old or variant.key_digest in self._recorded:
                 return
             self._recorded.add(variant.key_digest)
+        from holdfast.compile_cache.artifacts.last_use import record_use
+
         threading.Thread(target=record_use, args=(self.repo, [variant]), name="holdfast-use", daemon=True).start()
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from holdfast.compile_cache.artifacts.artifact import copy_artifact
 from holdfast.compile_cache.artifacts.catalog import ARTIFACTS
+from holdfast.compile_cache.artifacts.storing import copy_artifact
 from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound
 from holdfast.mirror.compare import KnownCopies, compare_stores
 from holdfast.mirror.plan import MirrorPlan

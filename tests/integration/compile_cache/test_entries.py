@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import pytest
 
-from holdfast.compile_cache.artifacts.artifact import read_artifact, write_artifact
+from holdfast.compile_cache.artifacts.artifact import read_artifact
 from holdfast.compile_cache.artifacts.catalog import iter_artifacts, iter_variants
+from holdfast.compile_cache.artifacts.storing import write_artifact
 from holdfast.compile_cache.artifacts.trust import Trust
 from holdfast.objects.url import open_store
 from holdfast.repo.handle.repository import Repository, open_repository

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.compile_cache import single_flight as flight
-from holdfast.compile_cache.artifacts.artifact import write_artifact
 from holdfast.compile_cache.artifacts.catalog import StoredVariant, iter_variants
+from holdfast.compile_cache.artifacts.storing import write_artifact
 from holdfast.compile_cache.single_flight import Turn, WaitOptions, single_flight
 from holdfast.digest import Buffer
 from holdfast.errors import CompileCacheError
@@ -306,7 +306,7 @@ def test_of_many_threads_one_compiles() -> None:
 
 PROGRAM = """
 import sys
-from holdfast.compile_cache.artifacts.artifact import write_artifact
+from holdfast.compile_cache.artifacts.storing import write_artifact
 from holdfast.compile_cache.artifacts.catalog import iter_variants
 from holdfast.compile_cache.single_flight import single_flight
 from tests.kit.compile_artifacts import make_artifact, make_key

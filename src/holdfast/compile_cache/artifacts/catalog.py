@@ -18,6 +18,8 @@ from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, NameSt
 ARTIFACTS: Final = f"{RESERVED}compiled/"
 """Prefix of artifact names; the key's digest, a slash and the variant number follow."""
 ARTIFACT_FORMAT: Final = 1
+DAY_S: Final = 86400.0
+"""The use of an artifact is recorded if its record is older."""
 
 _NAME: Final = re.compile(rf"{re.escape(ARTIFACTS)}([0-9a-f]{{{2 * DIGEST_BYTES}}})/(0|[1-9][0-9]{{0,8}})\Z")
 _ESCAPED_SLASH: Final = escape_name("a/").removeprefix("a")

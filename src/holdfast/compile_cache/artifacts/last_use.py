@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
-from holdfast.compile_cache.artifacts.catalog import StoredVariant
+from holdfast.compile_cache.artifacts.catalog import DAY_S, StoredVariant
 from holdfast.errors import HoldfastError, NameInUse, NotFound
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import RESERVED
@@ -22,7 +22,6 @@ from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot, it
 from holdfast.repo.write.writer import Request, save
 
 USES: Final = f"{RESERVED}compiled-use/"
-DAY_S: Final = 86400.0
 _ATTEMPTS: Final = 4
 
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import torch
 from torch import Tensor
 
-from holdfast.compile_cache.artifacts.artifact import Artifact, read_artifact, write_artifact
-from holdfast.compile_cache.artifacts.catalog import StoredVariant, iter_variants
-from holdfast.compile_cache.artifacts.last_use import DAY_S, record_use
+from holdfast.compile_cache.artifacts.artifact import Artifact, read_artifact
+from holdfast.compile_cache.artifacts.catalog import DAY_S, StoredVariant, iter_variants
 from holdfast.compile_cache.artifacts.trust import Trust, read_secret
 from holdfast.compile_cache.counters import CacheCounters, CacheStatistics
 from holdfast.compile_cache.key_parts import Uncacheable
@@ -24,6 +23,7 @@ from holdfast.compile_cache.whole.state import find_obstacle
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound, Untrusted
 from holdfast.json_text import Json
 from holdfast.repo.handle.repository import Repository
+from holdfast.snapshot.gc_pause import pause_gc
 
 if TYPE_CHECKING:
     from holdfast.compile_cache.backend import CompilerOptions
@@ -124,9 +124,10 @@ class WholeCall:
         """Answer a call that is not like an earlier one."""
         with self._lock:
             try:
-                with self._counters.timed("key"):
-                    call = CallDescription(self._callable, args, kwargs, self._options)
-                found = None if call.key.digest in self._compiled else self._find(call)
+                with pause_gc():
+                    with self._counters.timed("key"):
+                        call = CallDescription(self._callable, args, kwargs, self._options)
+                    found = None if call.key.digest in self._compiled else self._find(call)
             except Uncacheable as error:
                 self._refuse(error.reason)
                 return self._ordinary()(*args, **kwargs)
@@ -170,6 +171,8 @@ class WholeCall:
         self, call: CallDescription, recorded: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> str:
         """Prove that a program can be loaded and recognises its call, then store it. Return why not, or ""."""
+        from holdfast.compile_cache.artifacts.storing import write_artifact
+
         assert recorded.program is not None, "a call without a reason has a program"
         data = encode_program(recorded.program)
         program = decode_program(data, "a new program")
@@ -229,6 +232,8 @@ class WholeCall:
     def _note_use(self, variant: StoredVariant) -> None:
         """Record in the background that a program is in use, if its record is older than a day."""
         if variant.snapshot is not None and self._repo.store.clock() - variant.snapshot.time_s > DAY_S:
+            from holdfast.compile_cache.artifacts.last_use import record_use
+
             threading.Thread(target=record_use, args=(self._repo, [variant]), name="holdfast-use", daemon=True).start()
 
     def _add_ordinary(self, call: CallDescription) -> None:

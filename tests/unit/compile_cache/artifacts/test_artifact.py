@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.compile_cache.artifacts.artifact import read_artifact, read_parts, write_artifact
+from holdfast.compile_cache.artifacts.artifact import read_artifact, read_parts
 from holdfast.compile_cache.artifacts.catalog import iter_artifacts, iter_variants
+from holdfast.compile_cache.artifacts.storing import write_artifact
 from holdfast.compile_cache.artifacts.trust import Trust
 from holdfast.errors import Corrupt
 from holdfast.repo.format.layout import PACKS

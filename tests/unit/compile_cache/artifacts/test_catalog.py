@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.compile_cache.artifacts.artifact import read_artifact, write_artifact
+from holdfast.compile_cache.artifacts.artifact import read_artifact
 from holdfast.compile_cache.artifacts.catalog import artifact_name, iter_artifacts, iter_variants
+from holdfast.compile_cache.artifacts.storing import write_artifact
 from holdfast.compile_cache.artifacts.trust import Trust
 from holdfast.errors import Corrupt, NewerFormat
 from holdfast.objects.local.local_store import LocalStore

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.compile_cache.artifacts.last_use import DAY_S, USES, read_uses, record_use
+from holdfast.compile_cache.artifacts.catalog import DAY_S
+from holdfast.compile_cache.artifacts.last_use import USES, read_uses, record_use
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore, VirtualClock
 from holdfast.repo.handle.repository import Repository

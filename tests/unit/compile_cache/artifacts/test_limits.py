@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import pytest
 
-from holdfast.compile_cache.artifacts.catalog import StoredVariant, artifact_name, iter_variants
-from holdfast.compile_cache.artifacts.last_use import DAY_S, read_uses, record_use
+from holdfast.compile_cache.artifacts.catalog import DAY_S, StoredVariant, artifact_name, iter_variants
+from holdfast.compile_cache.artifacts.last_use import read_uses, record_use
 from holdfast.compile_cache.artifacts.limits import (
     CacheLimits,
     StoredKey,

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from holdfast.cli.lookup import open_for_plan, open_to_read, read_named_snapshot
 from holdfast.cli.output import Output, count, describe_saved, format_bytes
 from holdfast.cli.verb import add_json, add_yes, document
-from holdfast.compile_cache.artifacts.artifact import copy_artifact
 from holdfast.compile_cache.artifacts.catalog import ARTIFACTS
+from holdfast.compile_cache.artifacts.storing import copy_artifact
 from holdfast.errors import NotFound
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
