@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 import torch
@@ -99,6 +99,10 @@ class CallWalk(CodeWalk):
     def note_read(self, owner: Mapping[str, object], name: str, value: object) -> None:
         """Watch each name that was read."""
         self.watch.add_read(owner, name, value)
+
+    def has_read(self, module: ModuleType, name: str) -> bool:
+        """Return whether the walk has read a name of a module."""
+        return self.watch.has_read(vars(module), name)
 
     def list_parts(self, value: object) -> ValueParts | None:
         """Return the parts of a value. Methods of a module class are followed only if a name leads to them."""

@@ -7,6 +7,7 @@ guards on values that the description of the call does not contain, traced code 
 from __future__ import annotations
 
 import dis
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CellType, CodeType, MappingProxyType, ModuleType
@@ -30,6 +31,7 @@ from holdfast.compile_cache.whole.describe import CallWalk, Description
 from holdfast.compile_cache.whole.generated import Reduced, reduce_code
 from holdfast.compile_cache.whole.program import Autograd, GeneratedCode, Program, Tangent
 from holdfast.compile_cache.whole.running import find_extern
+from holdfast.compile_cache.whole.state import find_undescribed
 from holdfast.json_text import Json
 
 Backend = Callable[..., Callable[..., Any]]
@@ -146,6 +148,7 @@ class _Scope:
 
 def _verify_source(source: Source, scope: _Scope, walk: CallWalk) -> None:
     value = _evaluate(source, scope)
+    _verify_module(value, source, scope, walk)
     if isinstance(value, _PLAIN):
         # A plain value is described together with what contains it.
         base = getattr(source, "base", None)
@@ -154,6 +157,19 @@ def _verify_source(source: Source, scope: _Scope, walk: CallWalk) -> None:
         return
     if not _is_described(value, source, scope, walk):
         raise Uncacheable(f"dynamo has a guard on {source.name}, which the description of the call does not contain")
+
+
+def _verify_module(value: Any, source: Source, scope: _Scope, walk: CallWalk) -> None:
+    """Raise Uncacheable if a guard is on a name in torch whose value neither the key nor the description contains."""
+    if not isinstance(source, sources.AttrSource) or isinstance(value, ModuleType):
+        return
+    owner = _evaluate(source.base, scope)
+    if not isinstance(owner, ModuleType) or not is_known_module(owner):
+        return
+    # Only Python code can be edited or replaced: a module without a file is part of torch's library.
+    module = find_undescribed(getattr(owner, "__file__", None) or os.sep)
+    if module and not walk.has_read(owner, source.member):
+        raise Uncacheable(f"dynamo has a guard on {module}.{source.member}, which is not in the key")
 
 
 def _is_described(value: Any, source: Source, scope: _Scope, walk: CallWalk) -> bool:
@@ -236,7 +252,10 @@ _READERS: Final[dict[str, Callable[[Any, Any], Any]]] = {
 def _verify_traced(context: TracingContext, walk: CallWalk) -> None:
     """Raise Uncacheable unless the description contains all code that dynamo has traced."""
     for code in context.traced_code:
-        if not is_known_file(code.co_filename) and not walk.has_visited(code):
+        if is_known_file(code.co_filename):
+            if module := find_undescribed(code.co_filename):
+                raise Uncacheable(f"dynamo has traced {_name_code(code)} of {module}, whose code is not in the key")
+        elif not walk.has_visited(code):
             raise Uncacheable(
                 f"dynamo has traced {_name_code(code)}, which the description of the call does not contain"
             )

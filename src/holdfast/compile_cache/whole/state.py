@@ -61,17 +61,25 @@ _GLOBAL_HOOKS: Final = (
     "_global_forward_hooks_with_kwargs",
     "_global_forward_pre_hooks",
 )
-# Code of torch that dynamo traces into or replaces by operators.
-_TRACED: Final = (
-    "torch", "torch._jit_internal", "torch._tensor", "torch.amp.autocast_mode", "torch.autograd.function",
-    "torch.autograd.grad_mode", "torch.functional", "torch.nn.functional", "torch.nn.parameter",
-    "torch.nn.utils.parametrize", "torch.overrides", "torch.special", "torch.utils._contextlib",
-    "torch.utils.checkpoint",
+# Code of torch that dynamo traces into or replaces by operators, all of it loaded by `import torch`. If dynamo has
+# traced code of another module, `Recording` refuses the callable.
+_TRACED: Final = frozenset(
+    {
+        "torch", "torch._VF", "torch._jit_internal", "torch._linalg_utils", "torch._lowrank", "torch._tensor",
+        "torch.amp.autocast_mode", "torch.autograd.function", "torch.autograd.grad_mode", "torch.backends.mha",
+        "torch.compiler", "torch.functional", "torch.jit", "torch.nn.functional", "torch.nn.parameter",
+        "torch.nn.utils.parametrizations", "torch.nn.utils.parametrize", "torch.nn.utils.rnn", "torch.overrides",
+        "torch.special", "torch.utils._contextlib", "torch.utils.checkpoint",
+    }
 )  # fmt: skip
 _TRACED_PREFIX: Final = "torch.nn.modules."
-# Dynamo replaces these functions of torch by its own when it is imported.
+_COMPILER_PREFIX: Final = "torch._dynamo."
+# Dynamo replaces these functions of torch by its own when it is imported or first used.
 _REPLACED_BY_DYNAMO: Final = frozenset(
     {
+        "torch.jit._get_trace_graph",
+        "torch.jit.trace",
+        "torch.jit.trace_module",
         "torch.manual_seed",
         "torch.nn.modules.module.Module.__init__",
         "torch.nn.modules.module.Module.__setstate__",
@@ -197,11 +205,29 @@ def read_torch_code() -> TorchCode:
     return found
 
 
+def is_described(module: str) -> bool:
+    """Return whether the functions of a module of torch are in the digest of `TorchCode`."""
+    return module in _TRACED or module.startswith(_TRACED_PREFIX)
+
+
+def find_undescribed(filename: str) -> str:
+    """Return the module of torch that a source file belongs to, or "" if the digest contains its functions."""
+    if not filename.startswith(_TORCH_FOLDER):
+        return ""
+    path = os.path.join("torch", filename.removeprefix(_TORCH_FOLDER))
+    module = path.removesuffix(".py").removesuffix(f"{os.sep}__init__").replace(os.sep, ".")
+    # Dynamo's substitutes for Python functions are part of the compiler.
+    return "" if is_described(module) or module.startswith(_COMPILER_PREFIX) else module
+
+
+_TORCH_FOLDER: Final = os.path.join(os.path.dirname(torch.__file__), "")
+
+
 def _iter_namespaces() -> Iterator[tuple[str, Mapping[str, object]]]:
     yield "torch.Tensor", vars(torch.Tensor)
     for name in sorted(sys.modules):
         module = sys.modules[name]
-        if name in _TRACED or name.startswith(_TRACED_PREFIX):
+        if is_described(name):
             yield name, vars(module)
             for key, value in list(vars(module).items()):
                 if isinstance(value, type) and value.__module__ == name:

@@ -12,6 +12,7 @@ import torch._dynamo
 from torch import Tensor, nn
 
 from holdfast.compile_cache.key_parts import Uncacheable
+from holdfast.compile_cache.whole import state
 from holdfast.compile_cache.whole.describe import describe_call
 from holdfast.compile_cache.whole.recording import Recording, make_program, watch_bytecode
 
@@ -132,3 +133,17 @@ def test_traced_code_that_the_description_lacks_is_refused() -> None:
     torch.compile(model, backend=backend)(X)
 
     assert recording.reason.startswith("the graph has an input that is not a tensor of the callable")
+
+
+def test_traced_code_of_torch_that_is_not_in_the_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    monkeypatch.setattr(state, "_TRACED", state._TRACED - {"torch.backends.mha"})
+
+    assert _record(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), torch.ones(2, 3, 4)) == (
+        "dynamo has a guard on torch.backends.mha.get_fastpath_enabled, which is not in the key"
+    )
+
+
+def test_a_function_of_torch_that_only_user_code_reads_can_be_anywhere() -> None:
+    assert "torch.fft" not in state._TRACED
+    assert _record(lambda x: torch.fft.fft(x).real, X) == "nothing is compiled"

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +70,29 @@ def test_a_replaced_function_of_torch_changes_its_digest(monkeypatch: pytest.Mon
     monkeypatch.setattr(F, "gelu", lambda x: x)
     with pytest.raises(Uncacheable, match=r"torch\.nn\.functional\.gelu was replaced by code from"):
         state.read_torch_code()
+
+
+def test_all_described_modules_are_loaded_by_importing_torch() -> None:
+    program = "import sys, torch; sys.stdout.write(' '.join(sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert state._TRACED - set(ran.stdout.split()) == set()
+
+
+@pytest.mark.parametrize(
+    ("path", "module"),
+    [
+        ("torch/backends/cuda/__init__.py", "torch.backends.cuda"),
+        ("torch/fft/__init__.py", "torch.fft"),
+        ("torch/nn/functional.py", ""),
+        ("torch/nn/modules/linear.py", ""),
+        ("torch/__init__.py", ""),
+        ("torch/_dynamo/polyfills/builtins.py", ""),
+        ("numpy/__init__.py", ""),
+    ],
+)
+def test_files_of_torch_that_are_not_in_the_digest_are_named_by_their_modules(path: str, module: str) -> None:
+    assert state.find_undescribed(str(Path(torch.__file__).parents[1] / path)) == module
 
 
 def test_other_versions_of_torch_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
