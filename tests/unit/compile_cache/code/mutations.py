@@ -286,12 +286,133 @@ REPLACEMENTS: Final = (
     ),
 )
 
+_CALLABLE: Final = """
+import torch
+PRELUDE
+DEFINE
+def make_input():
+    return torch.ones(4, 4)
+"""
+
+
+def _called(name: str, define: str, *, makes_kernels: bool = False) -> Place:
+    # The number is an argument of a kernel of torch, so that nothing is compiled in C++.
+    source = _CALLABLE.replace("DEFINE", textwrap.dedent(define).strip())
+    return Place(name, source.replace("TIMES", "torch.addmm(x, x, x, alpha=VALUE)"), makes_kernels=makes_kernels)
+
+
+FUNCTION: Final = _called("function", "def f(x):\n    INSIDE\n    return TIMES")
+# For values that are tensors.
+PRODUCT: Final = _called("product", "def f(x):\n    INSIDE\n    return x * VALUE", makes_kernels=True)
+CALLABLES: Final = (
+    _called(
+        "forward",
+        """
+        class Net(torch.nn.Module):
+            def forward(self, x):
+                INSIDE
+                return TIMES
+        f = Net()
+        """,
+    ),
+    _called(
+        "method of a layer",
+        """
+        class Layer(torch.nn.Module):
+            def forward(self, x):
+                return self.help_it(x)
+            def help_it(self, x):
+                INSIDE
+                return TIMES
+        f = torch.nn.Sequential(torch.nn.Identity(), Layer())
+        """,
+    ),
+    _called(
+        "property of a layer",
+        """
+        class Layer(torch.nn.Module):
+            @property
+            def held(self):
+                INSIDE
+                return VALUE
+            def forward(self, x):
+                return torch.addmm(x, x, x, alpha=self.held)
+        f = torch.nn.Sequential(Layer())
+        """,
+    ),
+    _called(
+        "closure of the callable",
+        """
+        def help_it(x):
+            INSIDE
+            return TIMES
+        def make(inner):
+            def outer(x):
+                return inner(x)
+            return outer
+        f = make(help_it)
+        """,
+    ),
+    _called(
+        "base of a layer",
+        """
+        class Base(torch.nn.Module):
+            def forward(self, x):
+                INSIDE
+                return TIMES
+        class Layer(Base):
+            def forward(self, x):
+                return super().forward(x)
+        f = Layer()
+        """,
+    ),
+)
+_TENSORS: Final = frozenset({
+    "a method set on tensors", "a replaced function of torch", "a wrapped function of torch", "a hidden operator",
+    "a hidden operator of a library", "a namespace by a local name", "an autograd function",
+})  # fmt: skip
+"""Ways that give a tensor."""
+
+MUTATED_CALLABLES: Final = (
+    *(Mutation(PRODUCT if way.name in _TENSORS else FUNCTION, way) for way in WAYS),
+    *(Mutation(place, way) for place in CALLABLES for way in COMMON),
+)
+"""Code of a callable, which dynamo traces, instead of code that torch's compiler runs."""
+
 MUTATIONS: Final = (
     *(Mutation(BACKWARD, way) for way in WAYS),
     *(Mutation(place, way) for place in OPERATORS + REPLACEMENTS for way in COMMON),
 )
 QUICK: Final = tuple(mutation for mutation in MUTATIONS if mutation.place is BACKWARD or mutation.way is COMMON[2])
 """Each way in one place, and one way in each place."""
+
+
+def judge_callable(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return what is wrong with the results of three processes that call a callable: before, after, before again.
+
+    A callable that cannot be described is refused, which is never wrong. But a change of the result must change the
+    key, and must be noticed in a running process.
+    """
+    before, after, again = (results[role] for role in ("before", "after", "again"))
+    if errors := [each["error"] for each in (before, after, again) if "error" in each]:
+        return errors
+    wrong = []
+    if before["eager"] == after["eager"]:
+        wrong.append("the number does not change the result, so this tests nothing")
+    if "key" in before and before["key"] == after.get("key"):
+        wrong.append("stale: both versions have one key")
+    if before.get("key") != again.get("key"):
+        wrong.append("the same code has two keys")
+    if before.get("missed"):
+        wrong.append("stale: a change in the running process was not noticed")
+    for role, each in results.items():
+        if "answer" in each and each["answer"] != each["eager"]:
+            wrong.append(f"{role}: {each['answer']} for {each['eager']}")
+    if after.get("hits"):
+        wrong.append("stale: a callable that was stored before the change was loaded after it")
+    if before.get("saved") and not again.get("hits"):
+        wrong.append("what was stored was not loaded again")
+    return wrong
 
 
 def judge(mutation: Mutation, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
