@@ -38,8 +38,9 @@ _SELECTION: Final = "torch._inductor.select_algorithm"
 _PLANNING: Final = "torch._inductor.codegen.memory_planning"
 _DEBUG: Final = "torch._inductor.debug"
 # Lines of generated code -> lines that import the same without the compiler. The numbers of the lines do not change.
+_IMPORT_ALIGN: Final = f"\nfrom {_PLANNING} import _align as align\n"
 _SUBSTITUTES: Final = {
-    f"\nfrom {_PLANNING} import _align as align\n": f"\nfrom {utils.__name__} import _align as align\n",
+    _IMPORT_ALIGN: f"\nfrom {utils.__name__} import _align as align\n",
     f"\nfrom {_SELECTION} import extern_kernels\n": f"\nfrom {__name__} import extern_kernels\n",
 }
 _END_OF_IMPORTS: Final = "\n\n"
@@ -160,5 +161,7 @@ def substitute_imports(source: str) -> str:
     imports, end, rest = source.partition(_END_OF_IMPORTS)
     imports += "\n"
     for line, substitute in _SUBSTITUTES.items():
-        imports = imports.replace(line, substitute)
+        # A version of torch that defines it elsewhere imports the compiler for it.
+        if line != _IMPORT_ALIGN or "_align" in vars(utils):
+            imports = imports.replace(line, substitute)
     return imports[:-1] + end + rest

@@ -20,13 +20,13 @@ from holdfast.compile_cache.whole.known_calls import CallDescription, KnownCall
 from holdfast.compile_cache.whole.program import Program, decode_program, encode_program
 from holdfast.compile_cache.whole.running import LoadedProgram
 from holdfast.compile_cache.whole.state import find_obstacle
-from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound, Untrusted
+from holdfast.errors import CompileCacheError, Corrupt, HoldfastError, NewerFormat, NotFound, Untrusted
 from holdfast.json_text import Json
 from holdfast.repo.handle.repository import Repository
 from holdfast.snapshot.gc_pause import pause_gc
 
 if TYPE_CHECKING:
-    from holdfast.compile_cache.backend import CompilerOptions
+    from holdfast.compile_cache.backend import CompilerOptions, Strict
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +70,7 @@ class WholeCall:
         trust: Trust,
         options: Mapping[str, Json],
         make_ordinary: Callable[[CacheCounters], OrdinaryCall],
+        strict: Strict = False,
     ) -> None:
         """Make a compiled callable.
 
@@ -79,6 +80,8 @@ class WholeCall:
             trust: which programs are loaded; new ones are signed with its secret.
             options: what the callable is compiled with, for the key.
             make_ordinary: compiles the callable as usual, and counts in the given counters.
+            strict: True raises CompileCacheError for calls that cannot be stored, instead of compiling them as usual.
+                "hit" also raises for calls that are not stored.
         """
         self._callable = callable_
         self._repo = repo
@@ -91,6 +94,7 @@ class WholeCall:
         self._programs: dict[str, tuple[LoadedProgram, Program]] = {}
         self._compiled: set[str] = set()
         self._attempts_left = _MAX_ATTEMPTS
+        self._strict = strict
         obstacle = find_obstacle()
         if obstacle:
             self._give_up(obstacle)
@@ -140,6 +144,9 @@ class WholeCall:
                 return self._ordinary()(*args, **kwargs)
             if found is None:
                 self._attempts_left -= 1
+                if self._strict == "hit":
+                    url, name = self._repo.store.url, call.key.digest[:12]
+                    raise CompileCacheError(f"strict='hit': {url} does not have the callable {name} as a whole")
                 return self._compile(call, args, kwargs)
             loaded, program = found
             entry = KnownCall(call, loaded, program)
@@ -163,7 +170,7 @@ class WholeCall:
                 _log.warning("cannot store a callable as a whole: %r", error)
                 reason = f"it could not be saved ({type(error).__name__})"
         if reason:
-            self._counters.count_not_saved(REASON + reason)
+            self._count_reason(reason)
             _log.info("a callable was not stored as a whole: %s", reason)
         return recorded.result
 
@@ -251,13 +258,19 @@ class WholeCall:
 
     def _refuse(self, reason: str) -> None:
         self._attempts_left -= 1
-        self._counters.count_not_saved(REASON + reason)
+        self._count_reason(reason)
         _log.info("a callable is compiled as usual: %s", reason)
 
     def _give_up(self, reason: str) -> None:
         self._attempts_left = 0
-        self._counters.count_not_saved(REASON + reason)
+        self._count_reason(reason)
         _log.warning("%s", reason)
+
+    def _count_reason(self, reason: str) -> None:
+        """Count a call that cannot be stored; raises CompileCacheError if that is an error."""
+        self._counters.count_not_saved(REASON + reason)
+        if self._strict:
+            raise CompileCacheError(f"strict: the callable cannot be stored as a whole: {reason}")
 
 
 class WholeModule(torch.nn.Module):
@@ -328,7 +341,8 @@ def compile_whole(
 
     trust = Trust(secret=read_secret(choices.get("key_file")), everything=choices.get("trust", False))
     options: dict[str, Json] = {"mode": choices.get("mode"), "options": _describe_options(choices), "dynamic": dynamic}
-    call = WholeCall(callable_, repo, trust=trust, options=options, make_ordinary=make_ordinary)
+    strict = choices.get("strict", False)
+    call = WholeCall(callable_, repo, trust=trust, options=options, make_ordinary=make_ordinary, strict=strict)
     if isinstance(callable_, torch.nn.Module):
         return WholeModule(callable_, call)
     return functools.update_wrapper(call, callable_)

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from holdfast.compile_cache.artifacts.catalog import iter_artifacts
 from holdfast.compile_cache.artifacts.trust import Trust
+from holdfast.compile_cache.backend import Strict
 from holdfast.compile_cache.counters import CacheCounters
 from holdfast.compile_cache.whole.known_calls import CallDescription
 from holdfast.compile_cache.whole.program import GeneratedCode, Program
 from holdfast.compile_cache.whole.start import WholeCall, WholeModule
+from holdfast.errors import CompileCacheError
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import Repository, open_repository
 
@@ -77,11 +79,11 @@ def repo() -> Repository:
     return open_repository(MemoryStore(), create=True)
 
 
-def _make(repo: Repository, ordinary: _Ordinary) -> WholeCall:
+def _make(repo: Repository, ordinary: _Ordinary, *, strict: Strict = False) -> WholeCall:
     def make_ordinary(counters: CacheCounters) -> _Ordinary:
         return ordinary
 
-    return WholeCall(ordinary.module, repo, trust=Trust(), options={}, make_ordinary=make_ordinary)
+    return WholeCall(ordinary.module, repo, trust=Trust(), options={}, make_ordinary=make_ordinary, strict=strict)
 
 
 def test_the_second_process_runs_what_the_first_has_stored(repo: Repository) -> None:
@@ -146,6 +148,29 @@ def test_a_call_that_cannot_be_described_is_compiled_as_usual(repo: Repository) 
     assert torch.equal(call(X), X * 3)
     assert ordinary.calls == 1
     assert next(iter(call.statistics.not_saved)).startswith("as a whole: the callable has a module with hooks")
+
+
+def test_if_strict_a_call_that_cannot_be_described_or_stored_is_an_error(repo: Repository) -> None:
+    hooked = _Ordinary(_Triple())
+    hooked.module.register_forward_hook(lambda *args: None)
+    with pytest.raises(CompileCacheError, match=r"strict: the callable cannot be stored as a whole: .*with hooks"):
+        _make(repo, hooked, strict=True)(X)
+    assert hooked.calls == 0
+
+    broken = _make(repo, _Ordinary(_Triple(), None, "dynamo made 2 graphs"), strict=True)
+    with torch.no_grad(), pytest.raises(CompileCacheError, match="dynamo made 2 graphs"):
+        broken(X)
+
+
+def test_a_strict_hit_is_an_error_if_it_is_missing(repo: Repository) -> None:
+    ordinary = _Ordinary(_Triple())
+    with torch.no_grad(), pytest.raises(CompileCacheError, match=r"strict='hit': memory:.* does not have the callable"):
+        _make(repo, ordinary, strict="hit")(X)
+    assert ordinary.calls == 0
+
+    with torch.no_grad():
+        _make(repo, ordinary)(X)
+        assert torch.equal(_make(repo, _Ordinary(_Triple()), strict="hit")(X), X * 3)
 
 
 def test_a_program_that_cannot_be_loaded_is_compiled_as_usual(
