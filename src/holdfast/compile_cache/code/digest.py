@@ -128,6 +128,8 @@ class CodeWalk:
         self._attributes: set[str] = set(_ARITHMETIC)
         self._namespaces: list[object] = [torch.Tensor]
         self._checked: set[tuple[int, str]] = set()
+        # The functions whose reads are being followed, innermost last.
+        self._readers: list[str] = []
 
     def add(self, value: Any, depth: int) -> None:
         """Add the texts of a value and of everything that it consists of."""
@@ -225,7 +227,8 @@ class CodeWalk:
 
     def _verify_pure(self, name: str) -> None:
         if not is_pure(name):
-            self._refuse(f"uses {name}, whose result may depend on something that is not in the key")
+            reader = f" in {self._readers[-1]}" if self._readers else ""
+            self._refuse(f"uses {name}{reader}, whose result may depend on something that is not in the key")
 
     def _add_parts(self, value: object, depth: int) -> None:
         if isinstance(value, CodeType):
@@ -260,10 +263,12 @@ class CodeWalk:
         named = reads.attributes.union(*(chain[1:] for chain in reads.chains))
         if found := sorted(named & _INTROSPECTION):
             self._refuse(f"reads {found[0]}, which gives access to more than can be followed")
+        self._readers.append(function.__qualname__)
         for chain in reads.chains:
             self._add_chain(function, chain, reads.computed, depth)
         for imported in reads.imports:
             self._add_import(function, imported, depth)
+        self._readers.pop()
 
     def _add_chain(self, function: FunctionType, chain: tuple[str, ...], computed: frozenset[str], depth: int) -> None:
         """Add a global, or the attribute that a chain such as `a.b.c` leads to, as far as no user code has to run."""

@@ -100,8 +100,8 @@ class CallWalk(CodeWalk):
         """Watch each name that was read."""
         self.watch.add_read(owner, name, value)
 
-    def has_read(self, module: ModuleType, name: str) -> bool:
-        """Return whether the walk has read a name of a module."""
+    def has_read(self, module: ModuleType, name: str = "") -> bool:
+        """Return whether the walk has read a name of a module, or any name."""
         return self.watch.has_read(vars(module), name)
 
     def list_parts(self, value: object) -> ValueParts | None:

@@ -7,7 +7,6 @@ guards on values that the description of the call does not contain, traced code 
 from __future__ import annotations
 
 import dis
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CellType, CodeType, MappingProxyType, ModuleType
@@ -160,23 +159,23 @@ def _verify_source(source: Source, scope: _Scope, walk: CallWalk) -> None:
 
 
 def _verify_module(value: Any, source: Source, scope: _Scope, walk: CallWalk) -> None:
-    """Raise Uncacheable if a guard is on a name in torch whose value neither the key nor the description contains."""
+    """Raise Uncacheable if a guard is on a name of a module that neither the key nor the description contains."""
     if not isinstance(source, sources.AttrSource) or isinstance(value, ModuleType):
         return
     owner = _evaluate(source.base, scope)
-    if not isinstance(owner, ModuleType) or not is_known_module(owner):
+    if not isinstance(owner, ModuleType) or walk.has_read(owner, source.member):
         return
-    # Only Python code can be edited or replaced: a module without a file is part of torch's library.
-    module = find_undescribed(getattr(owner, "__file__", None) or os.sep)
-    if module and not walk.has_read(owner, source.member):
-        raise Uncacheable(f"dynamo has a guard on {module}.{source.member}, which is not in the key")
+    # Only Python code can be edited or replaced: a module of torch without a file is part of its library.
+    if not is_known_module(owner) or find_undescribed(getattr(owner, "__file__", None) or ""):
+        raise Uncacheable(f"dynamo has a guard on {owner.__name__}.{source.member}, which is not in the key")
 
 
 def _is_described(value: Any, source: Source, scope: _Scope, walk: CallWalk) -> bool:
     if walk.has_visited(value) or name_known(value):
         return True
     if isinstance(value, ModuleType):
-        return is_known_module(value) or any(value is each for each in walk.list_namespaces())
+        # The names that dynamo reads from it have guards of their own.
+        return is_known_module(value) or walk.has_read(value) or any(value is each for each in walk.list_namespaces())
     if isinstance(value, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return True
     base = getattr(source, "base", None)

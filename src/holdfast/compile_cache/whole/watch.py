@@ -35,9 +35,9 @@ class Watch:
         """Watch one value of a dictionary, or its absence."""
         self._reads.append((owner, name, owner.get(name, _ABSENT)))
 
-    def has_read(self, owner: Mapping[str, object], name: str) -> bool:
-        """Return whether one value of a dictionary is watched."""
-        return any(each is owner and found == name for each, found, _ in self._reads)
+    def has_read(self, owner: Mapping[str, object], name: str = "") -> bool:
+        """Return whether one value of a dictionary is watched; without a name, whether any is."""
+        return any(each is owner and name in ("", found) for each, found, _ in self._reads)
 
     def add_object(self, value: object, parts: ValueParts) -> None:
         """Watch the parts of an object."""

@@ -60,10 +60,8 @@ def test_a_checkpoint_policy_is_identified_by_its_cache_hash() -> None:
 def test_a_checkpoint_policy_without_a_digest_is_not_cached() -> None:
     reason = reason_of(checkpoint_by(policy_by_environment()), leaf())
 
-    assert reason == (
-        "the policy of a selective checkpoint uses os._Environ, whose result may depend on something that is not in the"
-        " key"
-    )
+    assert reason.startswith("the policy of a selective checkpoint uses os._Environ in policy_by_environment")
+    assert reason.endswith("whose result may depend on something that is not in the key")
 
 
 def round_by_numpy(x: Tensor) -> Tensor:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -147,3 +149,17 @@ def test_traced_code_of_torch_that_is_not_in_the_key_is_refused(monkeypatch: pyt
 def test_a_function_of_torch_that_only_user_code_reads_can_be_anywhere() -> None:
     assert "torch.fft" not in state._TRACED
     assert _record(lambda x: torch.fft.fft(x).real, X) == "nothing is compiled"
+
+
+def test_a_callable_that_reads_other_modules_of_yours_can_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules: Any = ModuleType("described_rules")
+    exec("SCALE = 2.0\ndef scale():\n    return SCALE", vars(rules))
+    monkeypatch.setitem(sys.modules, "described_rules", rules)
+    monkeypatch.setitem(globals(), "rules", rules)
+
+    assert _record(_read_rules, X) == "nothing is compiled"
+
+
+def _read_rules(x: Tensor) -> Tensor:
+    found: Tensor = x * rules.SCALE + rules.scale()  # type: ignore[name-defined]  # noqa: F821 - set by the test
+    return found
