@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from holdfast.moved import install
-from holdfast.snapshot.gc_pause import pause_gc
 
 if TYPE_CHECKING:
     from holdfast.compiling import compile
@@ -125,7 +124,8 @@ if not TYPE_CHECKING:  # type checkers would accept every name
         """Load `name` from its module and cache it, so that this runs once per name."""
         if name not in __all__:
             raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-        with pause_gc():  # beside torch, imports trigger full collections, which take longer than the imports
+        # Beside torch, imports trigger full collections, which take longer than the imports themselves.
+        with import_module("holdfast.snapshot.gc_pause").pause_gc():
             value = getattr(import_module(_HOME.get(name, "holdfast.errors")), name)
         globals()[name] = value
         return value
