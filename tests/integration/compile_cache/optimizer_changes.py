@@ -113,7 +113,7 @@ _OPTIMIZERS: Final[dict[Callable[..., Any], tuple[Settings, Settings]]] = {
     torch.optim.RAdam: (
         {"lr": 0.1, "weight_decay": 0.1},
         {
-            "lr": 0.2, "betas": (0.5, 0.9), "eps": 5.0, "weight_decay": 0.5, "maximize": True,
+            "lr": 0.2, "betas": (0.5, 0.9), "weight_decay": 0.5, "maximize": True,
             "decoupled_weight_decay": True,
         },
     ),
@@ -125,18 +125,25 @@ _OPTIMIZERS: Final[dict[Callable[..., Any], tuple[Settings, Settings]]] = {
         {"lr": 0.1},
         {"lr": 0.2, "etas": (0.25, 1.5), "step_sizes": (0.15, 0.16), "maximize": True},
     ),
+    torch.optim.Muon: (
+        {"lr": 0.1, "weight_decay": 0.1},
+        {
+            "lr": 0.2, "weight_decay": 0.5, "momentum": 0.5, "nesterov": False, "ns_steps": 2,
+            "ns_coefficients": (3.0, -4.0, 2.0), "adjust_lr_fn": "match_rms_adamw",
+        },
+    ),
 }  # fmt: skip
 # Keyword arguments of `step_by`, where the usual ones show no change.
 _HOW: Final[dict[Callable[..., Any], dict[str, Any]]] = {
-    torch.optim.RAdam: {"steps": 7},
+    torch.optim.Muon: {"shapes": ((2, 3), (4, 4))},
 }
 # Settings that choose the code and not the result.
 _WAYS: Final[dict[Callable[..., Any], tuple[str, ...]]] = {
     torch.optim.SGD: ("foreach", "fused"),
-    torch.optim.Adam: ("foreach", "fused", "capturable"),
-    torch.optim.AdamW: ("foreach", "fused", "capturable"),
+    torch.optim.Adam: ("foreach", "fused"),
+    torch.optim.AdamW: ("foreach", "fused"),
     torch.optim.Adagrad: ("foreach", "fused"),
-    torch.optim.RMSprop: ("foreach", "capturable"),
+    torch.optim.RMSprop: ("foreach",),
 }
 
 
