@@ -25,7 +25,7 @@ _BATCH_BYTES: Final = 16 << 20
 """The bytes of a batch: enough that a read of them is one of a disk's large ones, few enough for the cache."""
 
 
-class Job(NamedTuple):
+class TensorPair(NamedTuple):
     """An event of each of two runs, whose tensors are to be compared."""
 
     ours: Run
@@ -83,7 +83,7 @@ class Measurer:
         """Stop its threads."""
         self._engine.__exit__(kind, error, trace)
 
-    def iter_distances(self, jobs: Iterable[Job]) -> Iterator[TensorDistance]:
+    def iter_distances(self, jobs: Iterable[TensorPair]) -> Iterator[TensorDistance]:
         """Yield the distance of each pair, in order, while later ones are measured."""
         batches = iter_batches(jobs, lambda job: job.size_bytes, self._batch_bytes)
         sized = ((batch, sum(job.size_bytes for job in batch)) for batch in batches)
@@ -91,7 +91,7 @@ class Measurer:
             self._advance(size_bytes)
             yield from found
 
-    def _measure_batch(self, batch: Sequence[Job]) -> tuple[list[TensorDistance], int]:
+    def _measure_batch(self, batch: Sequence[TensorPair]) -> tuple[list[TensorDistance], int]:
         with self._blocks.lend() as block:
             try:
                 space = self._spaces.get_nowait()
@@ -103,7 +103,7 @@ class Measurer:
                 self._spaces.put(space)
         return found, sum(job.size_bytes for job in batch)
 
-    def _measure_in(self, batch: Sequence[Job], memory: ReusedMemory, space: Workspace) -> list[TensorDistance]:
+    def _measure_in(self, batch: Sequence[TensorPair], memory: ReusedMemory, space: Workspace) -> list[TensorDistance]:
         try:
             tensors = _read_batch([job for job in batch if job.has_values], memory)
         except NotFound:
@@ -117,7 +117,7 @@ class Measurer:
         return found
 
 
-def _read_batch(jobs: Sequence[Job], memory: ReusedMemory) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+def _read_batch(jobs: Sequence[TensorPair], memory: ReusedMemory) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
     """Return both tensors of each job, by its id; what one run has of them is read together."""
     wanted: dict[int, tuple[Run, list[Event]]] = {}
     for job in jobs:

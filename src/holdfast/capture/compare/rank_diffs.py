@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.capture.compare.distances import Job
+from holdfast.capture.compare.distances import TensorPair
 from holdfast.capture.compare.measure import TensorDistance
 from holdfast.capture.compare.result import describe_site, name_site
 from holdfast.capture.stored.events import Event, Site
@@ -183,7 +183,7 @@ class _RankCheck:
         if len(groups) == 1:
             return
         (first, *_), (second, *_) = groups[0], groups[1]
-        measure = Job(self._run, first, self._run, second).measure(None)
+        measure = TensorPair(self._run, first, self._run, second).measure(None)
         ranks = tuple(tuple(event.rank for event in group) for group in groups)
         yield first.seq, Replica(first.site, ranks, why, first.source, measure)
 

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from holdfast.capture.compare.align import NameMap, Pair, align
-from holdfast.capture.compare.distances import Job, Measurer
+from holdfast.capture.compare.distances import Measurer, TensorPair
 from holdfast.capture.compare.measure import EXACT, TensorDistance, Tolerance, find_wider
 from holdfast.capture.compare.step_graph import Standing
 from holdfast.capture.stored.events import Event
@@ -75,18 +75,18 @@ class Judge:
         for key, found in zip(wanted, measurer.iter_distances(wanted.values()), strict=True):
             self._known.put(key, found)
 
-    def _iter_jobs(self, pair: Pair) -> Iterator[Job]:
+    def _iter_jobs(self, pair: Pair) -> Iterator[TensorPair]:
         a, b = pair.a, pair.b
-        yield Job(self._a, a, self._b, b)
+        yield TensorPair(self._a, a, self._b, b)
         if a.shape != b.shape:
             return
         repeated = self._noise.find(a) if self._noise else None
         if self._noise and repeated and repeated.shape == a.shape and repeated.digest != a.digest:
-            yield Job(self._a, a, self._noise.run, repeated)
+            yield TensorPair(self._a, a, self._noise.run, repeated)
         expected = self._reference.find(a) if self._reference else None
         if self._reference and expected:
-            yield Job(self._reference.run, expected, self._a, a)
-            yield Job(self._reference.run, expected, self._b, b)
+            yield TensorPair(self._reference.run, expected, self._a, a)
+            yield TensorPair(self._reference.run, expected, self._b, b)
 
     def judge(self, pair: Pair, *, is_given: bool) -> Verdict:
         """Return the verdict on a pair; `is_given`: the tensor was not computed, so it has no rounding."""
@@ -110,7 +110,7 @@ class Judge:
         return Verdict("close" if found.is_close else "differs", found)
 
     def _measure(self, ours: Run, a: Event, theirs: Run, b: Event) -> TensorDistance:
-        job = Job(ours, a, theirs, b)
+        job = TensorPair(ours, a, theirs, b)
         found = self._known.get(key := _find_key(job))
         if found is None:
             found = job.measure(self._bounds.tolerance)
@@ -160,7 +160,7 @@ def _is_equal(a: Event, b: Event) -> bool:
     return a.digest == b.digest and a.dtype == b.dtype and a.shape == b.shape
 
 
-def _find_key(job: Job) -> tuple[object, ...]:
+def _find_key(job: TensorPair) -> tuple[object, ...]:
     a, b = job.a, job.b
     return (a.digest, a.dtype, a.shape, b.digest, b.dtype, b.shape, bool(a.leaf and b.leaf))
 

@@ -153,7 +153,7 @@ def _describe(event: Event) -> dict[str, Json]:
 
 def _run_tensor(options: Namespace, url: str, output: Output) -> int:
     """Print a tensor and its histogram; with --against, beside the same tensor of another run."""
-    from holdfast.capture.compare.distances import Job
+    from holdfast.capture.compare.distances import TensorPair
     from holdfast.capture.compare.result import name_site
     from holdfast.capture.report.tensor_summary import format_values
     from holdfast.capture.stored.runs import read_run
@@ -167,7 +167,7 @@ def _run_tensor(options: Namespace, url: str, output: Output) -> int:
     bins = min(max(1, options.bins), _MAX_BINS)
     summaries = _summarize(run, event, other, theirs, bins=bins)
     tensor = run.read_tensor(event) if event.leaf else None
-    measure = Job(run, event, other, theirs).measure(None) if other and theirs and not is_equal else None
+    measure = TensorPair(run, event, other, theirs).measure(None) if other and theirs and not is_equal else None
     if options.json:
         values = tensor.tolist() if tensor is not None and tensor.numel() <= _MAX_VALUES else None
         output.json(_describe_tensor(event, values, summaries, measure))

@@ -10,7 +10,7 @@ import torch
 
 import holdfast
 from holdfast.capture.compare import distances
-from holdfast.capture.compare.distances import Job, Measurer
+from holdfast.capture.compare.distances import Measurer, TensorPair
 from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.runs import Run, _StoredRun
 from holdfast.errors import Corrupt, NotFound
@@ -39,10 +39,10 @@ def record_two(folder: Path, *, dtype: torch.dtype = torch.float32, steps: int =
     return store
 
 
-def list_jobs(store: holdfast.Store) -> list[Job]:
+def list_jobs(store: holdfast.Store) -> list[TensorPair]:
     good, bad = store.run("good"), store.run("bad")
     return [
-        Job(good, a, bad, b)
+        TensorPair(good, a, bad, b)
         for step in good.steps
         for a, b in zip(good.events(step), bad.events(step), strict=True)
         if a.digest != b.digest
