@@ -33,7 +33,9 @@ _DPI: Final = 166
 """Twice the width of a README, for high-resolution screens."""
 _GAP: Final = 0.45
 _COLOURS: Final = 64
-_COMPILE_CAPTION: Final = "seconds to the end of the first training step in a fresh process; shorter is better"
+_COMPILE_CAPTION: Final = (
+    "CPU seconds from the start of a process to the end of its first training step; shorter is better"
+)
 
 
 @dataclass(frozen=True, slots=True)

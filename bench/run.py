@@ -49,7 +49,6 @@ from bench.suites import (
     scale,
     state,
     where,
-    whole,
 )
 from bench.suites import compile as compile_suite
 
@@ -73,14 +72,12 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "query": query.run,
     "imports": imports.run,
     "compile": compile_suite.run,
-    "whole": whole.run,
     "exports": exports.run,
     "mirror": mirror.run,
     "objects": objects.run,
 }
 _ON_REQUEST: Final = frozenset(
     {"capture", "compile", "diff_runs", "exports", "imports", "mirror", "objects", "planning", "put", "query", "reuse"}
-    | {"whole"}
 )
 """Suites that take long and have a separate result: DCP plans for minutes with a thousand ranks, and models take half
 a minute to compile."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from importlib.util import find_spec
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-Run = Callable[[Tensor], Tensor]
+Run = Callable[[Tensor], Any]
 
 
 class _Block(nn.Module):
@@ -61,20 +62,44 @@ def _make_cnn() -> nn.Module:
     )  # fmt: skip
 
 
+def _make_encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+
+
+def _make_gpt2() -> nn.Module:
+    # Imported here: only the processes that start this model have it installed and wait for it.
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    config = GPT2Config(n_layer=4, n_embd=64, n_head=4, vocab_size=512, n_positions=64, use_cache=False, **dropout)
+    model: nn.Module = GPT2LMHeadModel(config)
+    return model
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """A model and its training input."""
 
     make: Callable[[], nn.Module]
     make_input: Callable[[], Tensor]
+    package: str = "torch"
+    """What has to be installed."""
 
 
+GPT2: Final = "4-layer GPT-2"
 MODELS: Final = {
     "MLP": Model(lambda: nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)), lambda: torch.randn(32, 64)),
-    "transformer block": Model(lambda: _Block(128, 4), lambda: torch.randn(4, 32, 128)),
-    "CNN with BatchNorm": Model(_make_cnn, lambda: torch.randn(4, 3, 32, 32)),
+    "6-layer encoder": Model(_make_encoder, lambda: torch.randn(4, 16, 64)),
     "12-layer transformer": Model(lambda: _Transformer(128, 4, 12, 512), lambda: torch.randint(512, (2, 32))),
+    GPT2: Model(_make_gpt2, lambda: torch.randint(512, (2, 32)), "transformers"),
+    "CNN with BatchNorm": Model(_make_cnn, lambda: torch.randn(4, 3, 32, 32)),
 }
+
+
+def is_installed(name: str) -> bool:
+    """Return whether this environment can create a model."""
+    return find_spec(MODELS[name].package) is not None
 
 
 def make_model(name: str) -> tuple[nn.Module, Tensor]:
@@ -86,7 +111,8 @@ def make_model(name: str) -> tuple[nn.Module, Tensor]:
 
 def train_step(run: Run, x: Tensor) -> Tensor:
     """Run forward and backward once, and return the model's output."""
-    y = run(x)
+    found = run(x)
+    y: Tensor = found if isinstance(found, Tensor) else found.logits
     y.square().mean().backward()  # type: ignore[no-untyped-call]  # torch's
     return y
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench.kit.panels import OWN, Bar, Panel, Row, find_state, plan_panels
+from bench.kit.panels import OWN, STARTED, Bar, Panel, Row, find_state, list_started, plan_panels
 from bench.kit.sections import PARTS
 
 SUMMARY: Final = "summary"
@@ -71,31 +71,29 @@ def render_summary(result: Mapping[str, Any]) -> str:
 
 
 def render_compiled(result: Mapping[str, Any]) -> str:
-    """Return one line per model: each contestant's seconds to the first step, and some from process start."""
+    """Return two tables with a line for each model: CPU seconds of each way to start, and seconds by the clock."""
     rows = {row["workload"]: row for row in result["results"]}
-    others = ("cold", "torch, warm directory", "Mega-cache")
-    traced = "dynamo alone"
-    head = "| first training step | " + " | ".join((*others, OWN, traced, "from process start")) + " |\n"
-    lines = [head, "| --- " * (head.count("|") - 1) + "|\n"]
-    for workload, row in rows.items():
-        model = workload.removeprefix("first step, ")
-        if model == workload or model.endswith((", elsewhere", ", by parts")):
-            continue
-        seconds, own = row["figures"], row["figures"][OWN]
-        whole = rows[f"first step from process start, {model}"]["figures"]
-        cells = [
-            model,
-            f"{seconds['cold']:.1f} s",
-            *(f"{seconds[name]:.2f} s (**{seconds[name] / own:.1f}x**)" for name in others[1:]),
-            f"{own:.2f} s",
-            f"{seconds[traced]:.2f} s",
-            ", ".join(f"{name} {whole[name]:.1f} s" for name in (others[1], OWN)),
-        ]
-        lines.append(f"| {' | '.join(cells)} |\n")
+    started = list_started(result["results"])
+    clock = {model: rows[f"{STARTED}{model}, by the clock"] for model in started}
     machine = result["machine"]
-    samples = next(iter(rows.values()))["samples"]
+    samples = next(iter(started.values()))["samples"]
     rounds = f"Best of {len(samples[OWN])} rounds; Mega-cache {len(samples['Mega-cache'])}, cold 1"
-    return f"{''.join(lines)}\nMachine: {machine['cpu']}, {machine['cores']} cores. {rounds}.\n"
+    return (
+        f"{_render_starts('CPU time', started)}\n{_render_starts('by the clock', clock)}\n"
+        f"Machine: {machine['cpu']}, {machine['cores']} cores, load {machine['load'][0]} before the run. {rounds}.\n"
+    )
+
+
+def _render_starts(title: str, rows: Mapping[str, Row]) -> str:
+    warm = "torch, warm directory"
+    ways = ("eager", "Holdfast, whole=True", OWN, "dynamo alone", warm, "Mega-cache", "cold")
+    lines = [f"| {title} | {' | '.join(ways)} |\n", "| --- " * (len(ways) + 1) + "|\n"]
+    for model, row in rows.items():
+        seconds = row["figures"]
+        times = {way: f" (**{seconds[warm] / seconds[way]:.1f}x**)" for way in ways if way.startswith(OWN)}
+        cells = [f"{seconds[way]:.1f} s{times.get(way, '')}" for way in ways]
+        lines.append(f"| {model} | {' | '.join(cells)} |\n")
+    return "".join(lines)
 
 
 def _render_panel(panel: Panel) -> list[str]:
