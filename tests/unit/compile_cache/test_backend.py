@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from holdfast.compile_cache import cache, inductor
-from holdfast.compile_cache.artifacts import trust
+from holdfast.compile_cache.artifacts import storing, trust
 from holdfast.compile_cache.backend import Compiler, make_compiler
 from holdfast.compile_cache.inductor import CompiledGraph
 from holdfast.compile_cache.key_parts import GraphKey, Uncacheable, UnknownCode
@@ -234,7 +234,7 @@ def test_graphs_that_cannot_be_saved_are_counted_by_reason(fake: FakeTorch, repo
 def test_a_full_store_saves_nothing_and_raises_nothing(
     fake: FakeTorch, repo: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "write_artifact", _raise(StoreFull("no room")))
+    monkeypatch.setattr(storing, "write_artifact", _raise(StoreFull("no room")))
     compiler = make_compiler(repo)
 
     assert _compile(compiler) == "compiled"
