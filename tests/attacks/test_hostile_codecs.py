@@ -29,7 +29,7 @@ def test_forged_chunks_are_decoded_in_a_process_with_little_memory(seed: int, co
 def test_forged_chunks_are_many_and_not_honest() -> None:
     forged = list(iter_forged(0, 10))
     assert len(forged) > 20_000
-    assert sum(stored == make_honest("fast", RAW) for stored in forged) <= 40
+    assert sum(stored == make_honest("fast", RAW) for stored in forged) < 200
 
 
 @pytest.mark.slow

@@ -98,6 +98,11 @@ class Hasher:
         largest_bytes = max(batch_bytes, CHUNK_BYTES)
         self._blocks = BlockPool(largest_bytes + largest_bytes // 8, kept=_KEPT_BLOCKS, huge=huge_pages)
 
+    @property
+    def encodes(self) -> bool:
+        """Whether new chunks may be encoded."""
+        return self._encoder is not None
+
     def iter_batches(self, chunks: Iterable[SourceChunk]) -> Iterator[HashedBatch]:
         """Yield all chunks in order, in batches, while the next batches are read and hashed in the background."""
         batches = iter_groups(chunks, limit_bytes=self._batch_bytes, limit_count=_BATCH_CHUNKS)

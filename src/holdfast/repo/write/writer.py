@@ -363,8 +363,8 @@ class _Saving:
         """Raise StoreFull before writing if the new bytes do not fit; hashes everything only if that is uncertain."""
         repo, request = self._repo, self._request
         free = repo.store.find_free_bytes()
-        if free is None or self._own_bytes <= free:
-            return
+        if free is None or self._own_bytes <= free or self._hasher.encodes:
+            return  # what is compressed may fit all the same; if it does not, the write fails
         repo.index.refresh()
         existing = ExistingChunks(repo, read_bases(repo.store, [read_base(repo, request.name)]), avoid=frozenset())
         new: dict[Digest, int] = {}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from holdfast.errors import SourceChanged
+from holdfast.errors import SourceChanged, StoreFull
 from holdfast.objects.memory import MemoryStore, MemoryUpload
 from holdfast.repo.format.chunk import BLOSC2, CHUNK_BYTES, RAW
 from holdfast.repo.format.codec import CodecLevel, encode
@@ -180,3 +180,15 @@ def test_a_small_budget_is_enough(store: MemoryStore) -> None:
     state = {str(number): halves(MIB, number) for number in range(5)} | {"noise": noise(20 * MIB)}
     save_encoded(repo, "a", state)
     assert load_bytes(repo, "a") == state
+
+
+def test_what_fits_only_if_it_is_compressed_is_saved() -> None:
+    repo = new_repo(MemoryStore(capacity_bytes=2 * MIB))
+    state = {str(number): halves(MIB // 2, number) for number in range(5)}
+    with pytest.raises(StoreFull):
+        save_encoded(repo, "a", state, None)
+    save_encoded(repo, "a", state, "small")
+    assert load_bytes(repo, "a") == state
+    with pytest.raises(StoreFull):
+        save_encoded(repo, "b", {"noise": noise(MIB)}, "small")
+    assert keys(repo.store, "snapshots/") != []
