@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import groupby, zip_longest
 from time import perf_counter
 from typing import Final, NamedTuple
 
@@ -50,6 +50,8 @@ class HashedChunk(NamedTuple):
     """The bytes are our own copy, which no other code can change, and the fingerprint is that of the copy."""
     encoded: bytes | None = None
     """The bytes to store instead, if the chunk was encoded; empty if it does not shrink, and is stored raw."""
+    encoded_print: bytes = b""
+    """The fingerprint of these bytes."""
 
 
 class HashedBatch(NamedTuple):
@@ -125,8 +127,7 @@ class Hasher:
         if self._encoder is not None:
             levels = [self._encoder.choose(chunk.stop - chunk.start, chunk.source.item_bytes) for chunk in batch]
             if any(levels):
-                items = self._hash_batch(batch).items
-                return HashedBatch([self._encode(item, level) for item, level in zip(items, levels, strict=True)])
+                return self._hash_batch(batch, levels)
         least = self._staged_bytes
         if least is None or _count_bytes(batch) < least:
             return self._hash_batch(batch)
@@ -157,16 +158,20 @@ class Hasher:
         is_same = hash_bytes(item.data) == item.digest if item.fingerprint is None else _has_print(item)
         if not is_same:
             raise _make_changed(item)
-        return item._replace(encoded=encoded)
+        return item._replace(encoded=encoded, encoded_print=fingerprint(encoded))
 
-    def _hash_batch(self, batch: Sequence[SourceChunk]) -> HashedBatch:
-        started = perf_counter()
+    def _hash_batch(self, batch: Sequence[SourceChunk], levels: Sequence[CodecLevel | None] = ()) -> HashedBatch:
+        """Hash chunks, and encode each by its level, if there are levels, while it is in the CPU cache."""
+        seconds = 0.0
         items = []
-        for chunk in batch:
+        for chunk, level in zip_longest(batch, levels):
+            started = perf_counter()
             data = _read(chunk)
             before = fingerprint(data) if self.new_share else None
-            items.append(HashedChunk(chunk, data, self._hash(chunk, data), before))
-        self._stages.add("hash", perf_counter() - started, _count_bytes(batch))
+            item = HashedChunk(chunk, data, self._hash(chunk, data), before)
+            seconds += perf_counter() - started
+            items.append(item if level is None else self._encode(item, level))
+        self._stages.add("hash", seconds, _count_bytes(batch))
         return HashedBatch(items)
 
     def _stage_batch(self, batch: Sequence[SourceChunk]) -> HashedBatch:
@@ -318,12 +323,13 @@ class Filler:
         """Choose alignments: a chunk that follows the one before it in the same source needs no gap."""
         chunks: list[NewChunk] = []
         last = self._last
-        for chunk, data, digest, known, is_ours, encoded in items:
+        for chunk, data, digest, known, is_ours, encoded, encoded_print in items:
             alignment = _choose_alignment(chunk, last)
             if encoded:
                 # Nobody maps encoded bytes, so they need no page of their own.
                 stored = memoryview(encoded)
-                chunks.append(NewChunk(digest, stored, min(alignment, LINE_BYTES), None, BLOSC2, len(data)))
+                place = min(alignment, LINE_BYTES)
+                chunks.append(NewChunk(digest, stored, place, encoded_print, BLOSC2, len(data)))
             else:
                 chunks.append(NewChunk(digest, data, alignment, known if is_ours else None))
             last = chunk

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import perf_counter
+from typing import Final
 
 from holdfast.errors import NotFound, StoreError
 from holdfast.objects.blocks import LentBlock
@@ -22,6 +23,9 @@ from holdfast.repo.names.leases import KeptAlive
 from holdfast.repo.write.shares import Shares
 
 _log = logging.getLogger(__name__)
+
+_RECENT_BYTES: Final = 32 << 20
+"""After so many bytes, the speed of a store that is written to while a pack is filled is measured anew."""
 
 
 class Packer:
@@ -52,6 +56,7 @@ class Packer:
         self._is_declared = False
         self._sending = PacksInFlight(shares.packs_in_flight)
         self._write_s = 0.0
+        self._recent_bytes, self._recent_s = 0, 0.0
         self._open: PackBuilder | None = None
         self._unindexed: list[PackedChunk] = []
         self._unindexed_bytes = 0
@@ -75,11 +80,19 @@ class Packer:
             # A run that continues in a new pack starts there, so it needs the alignment of a start.
             if chunks[0].alignment == 1:
                 chunks = [chunks[0]._replace(alignment=PAGE_BYTES), *chunks[1:]]
-        started = perf_counter()
-        try:
-            return self._open.append_chunks(chunks, block=block)
-        finally:
-            self._write_s += perf_counter() - started
+        started, before = perf_counter(), self._open.size_bytes
+        locations = self._open.append_chunks(chunks, block=block)
+        self._note_written(self._open.size_bytes - before, perf_counter() - started)
+        return locations
+
+    def _note_written(self, size_bytes: int, seconds: float) -> None:
+        """Note how long the store took for bytes of the open pack; now and then, if they are written at once."""
+        self._write_s += seconds
+        self._recent_bytes, self._recent_s = self._recent_bytes + size_bytes, self._recent_s + seconds
+        if self._recent_bytes >= _RECENT_BYTES:
+            if not self._sending.limit:
+                self._speeds.note_stored(self._recent_bytes, self._recent_s)
+            self._recent_bytes, self._recent_s = 0, 0.0
 
     def _time(self, pack: PackBuilder) -> TimedPack:
         """Return a full pack to be sent; takes with it the time that its appends have taken."""

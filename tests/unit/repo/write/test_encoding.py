@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
+from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.chunk import BLOSC2, RAW
 from holdfast.repo.format.codec import LEAST_BYTES
 from holdfast.repo.handle.compression import LEAST_PACK_BYTES, Compression, Speeds
 from holdfast.repo.stages import Stages
 from holdfast.repo.write.encoding import ChunkEncoder
-from tests.kit.encoded import halves
-from tests.kit.saving import MIB, noise
+from tests.kit.encoded import CONFIGS, codecs, halves, save_encoded
+from tests.kit.saving import MIB, keys, load_bytes, new_repo, noise
 
 
 def make(choice: Compression, *, seconds: float = 1.0) -> tuple[ChunkEncoder, Stages]:
@@ -48,3 +52,29 @@ def test_what_an_encoding_takes_is_a_stage() -> None:
     assert encoder.encode(memoryview(halves(MIB)), "fast", 2) is not None
     assert encoder.encode(memoryview(noise(MIB)), "fast", 2) is None
     assert (stages.read()["encode"].calls, stages.read()["encode"].size_bytes) == (2, 2 * MIB)
+
+
+def test_auto_compresses_as_soon_as_a_slow_disk_was_measured(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = count()
+    monkeypatch.setattr("holdfast.repo.write.packing.perf_counter", lambda: float(next(clock)))
+    repo, template = new_repo(store), halves(MIB)
+    state = {f"{number:03}": number.to_bytes(8, "little") + template[8:] for number in range(120)}
+
+    result = save_encoded(repo, "a", state, "auto")
+
+    first, last = codecs(repo, "a", "000"), codecs(repo, "a", "119")
+    assert (first, last) == ([RAW], [BLOSC2])
+    assert result.stored_bytes < result.new_bytes
+    assert load_bytes(repo, "a") == state
+
+
+def test_auto_stores_raw_bytes_on_a_fast_disk(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = count()
+    monkeypatch.setattr("holdfast.repo.write.packing.perf_counter", lambda: 1e-6 * next(clock))
+    repo, template = new_repo(store), halves(MIB)
+    state = {f"{number:02}": number.to_bytes(8, "little") + template[8:] for number in range(40)}
+    result = save_encoded(repo, "a", state, "auto")
+    assert result.stored_bytes == result.new_bytes
+    assert keys(store, "config/") == CONFIGS[:2]
