@@ -134,19 +134,18 @@ class Hasher:
         return self._stage_batch(batch)
 
     def encode_new(self, items: Sequence[HashedChunk]) -> list[HashedChunk]:
-        """Return chunks that turned out to be new, encoded where they were not yet, on all cores."""
-        if self._encoder is None:
+        """Return chunks that turned out to be new; those that were not encoded yet are encoded now, on all cores."""
+        encoder = self._encoder
+        if encoder is None:
             return list(items)
-        groups = _group_items(items)
-        return [item for group in self.engine.iter_results(self._encode_group, groups) for item in group]
-
-    def _encode_group(self, items: Sequence[HashedChunk]) -> list[HashedChunk]:
-        assert self._encoder is not None, "the caller has checked it"
-        encoded = []
-        for item in items:
-            level = self._encoder.choose(len(item.data), item.chunk.source.item_bytes) if item.encoded is None else None
-            encoded.append(self._encode(item, level))
-        return encoded
+        levels = [
+            None if item.encoded is not None else encoder.choose(len(item.data), item.chunk.source.item_bytes)
+            for item in items
+        ]
+        # Only what has to be encoded: it waits until the batches that are hashed ahead are done.
+        wanted = ((pair, len(pair[0].data)) for pair in zip(items, levels, strict=True) if pair[1])
+        encoded = self.engine.iter_results(lambda pair: self._encode(*pair), wanted)
+        return [item if level is None else next(encoded) for item, level in zip(items, levels, strict=True)]
 
     def _encode(self, item: HashedChunk, level: CodecLevel | None) -> HashedChunk:
         """Encode a chunk; raises SourceChanged if its bytes are no longer those that were hashed."""
@@ -398,20 +397,6 @@ def _group_candidates(doubtful: Iterable[_Candidate]) -> Iterator[tuple[list[_Ca
     for candidate in doubtful:
         group.append(candidate)
         size += candidate[1].nbytes + READ_COST_BYTES
-        if size >= CHUNK_BYTES:
-            yield group, size
-            group, size = [], 0
-    if group:
-        yield group, size
-
-
-def _group_items(items: Iterable[HashedChunk]) -> Iterator[tuple[list[HashedChunk], int]]:
-    """Yield groups, each enough work for a thread, and the bytes that encoding one may take."""
-    group: list[HashedChunk] = []
-    size = 0
-    for item in items:
-        group.append(item)
-        size += len(item.data)
         if size >= CHUNK_BYTES:
             yield group, size
             group, size = [], 0
