@@ -89,7 +89,7 @@ class Speeds:
         if size_bytes < LEAST_PACK_BYTES or seconds <= 0:
             return
         with self._lock:
-            self._store_bytes_per_s = _average(self._store_bytes_per_s, size_bytes / seconds)
+            self._store_bytes_per_s = _average_rate(self._store_bytes_per_s, size_bytes / seconds)
 
     def note_encoded(self, level: CodecLevel, item_bytes: int, sizes: tuple[int, int], seconds: float) -> None:
         """Note that one thread encoded a chunk in this time; `sizes` are its raw and its stored bytes."""
@@ -98,7 +98,7 @@ class Speeds:
         with self._lock:
             before = self._levels.get((level, item_bytes), PRIORS[level])
             raw_bytes, stored_bytes = sizes
-            speed = _average(before.bytes_per_s, raw_bytes / seconds)
+            speed = _average_rate(before.bytes_per_s, raw_bytes / seconds)
             self._levels[level, item_bytes] = Speed(speed, _average(before.share, stored_bytes / raw_bytes))
 
     def find_level(self, item_bytes: int, hash_bytes_per_s: float, cores: int) -> CodecLevel | None:
@@ -116,5 +116,10 @@ class Speeds:
             return plan_level(store, hash_bytes_per_s, cores, _HOPES) if is_probe else None
 
 
-def _average(before: float | None, newest: float) -> float:
-    return newest if before is None else (1 - _NEWEST) * before + _NEWEST * newest
+def _average(before: float, newest: float) -> float:
+    return (1 - _NEWEST) * before + _NEWEST * newest
+
+
+def _average_rate(before: float | None, newest: float) -> float:
+    """Average the time of a byte: one moment in which the store took bytes at once does not hide that it is slow."""
+    return newest if before is None else 1 / _average(1 / before, 1 / newest)

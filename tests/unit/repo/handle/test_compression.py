@@ -70,6 +70,14 @@ def test_a_store_that_becomes_faster_is_noticed() -> None:
     assert speeds.find_level(2, 2 * GB, 2) is None
 
 
+def test_bytes_that_a_buffer_took_at_once_do_not_hide_a_slow_store() -> None:
+    speeds = Speeds()
+    speeds.note_stored(32 * MIB, 1e-6)
+    assert speeds.find_level(2, 2 * GB, 2) is None
+    speeds.note_stored(32 * MIB, 0.1)
+    assert speeds.find_level(2, 2 * GB, 2) is not None
+
+
 def test_items_that_do_not_shrink_are_tried_again_at_times_and_others_are_not_affected() -> None:
     speeds = Speeds()
     speeds.note_stored(8 * MIB, 1.0)
