@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from contextlib import suppress
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import Corrupt
@@ -56,6 +56,7 @@ def test_no_bytes_crash_the_decoder(stored: bytes, raw_bytes: int) -> None:
         assert len(decode(memoryview(stored), raw_bytes)) == raw_bytes
 
 
+@settings(max_examples=30)
 @given(
     st.lists(
         st.tuples(st.dictionaries(st.sampled_from("abc"), contents(), max_size=3), CHOICES), min_size=1, max_size=4
