@@ -32,6 +32,7 @@ from bench.suites import (
     check,
     cli,
     diff_runs,
+    codecs,
     exports,
     growth,
     imports,
@@ -75,9 +76,11 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "exports": exports.run,
     "mirror": mirror.run,
     "objects": objects.run,
+    "codecs": codecs.run,
 }
 _ON_REQUEST: Final = frozenset(
-    {"capture", "compile", "diff_runs", "exports", "imports", "mirror", "objects", "planning", "put", "query", "reuse"}
+    {"capture", "codecs", "compile", "diff_runs", "exports", "follow", "imports", "mirror", "objects", "planning"}
+    | {"put", "query", "recording", "reuse", "whole"}
 )
 """Suites that take long and have a separate result: DCP plans for minutes with a thousand ranks, and models take half
 a minute to compile."""

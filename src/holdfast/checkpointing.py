@@ -23,6 +23,7 @@ from holdfast.distributed.talk.failures import is_caused_by
 from holdfast.errors import Corrupt, NotFound, RankError
 from holdfast.json_text import Json
 from holdfast.mirror.retention import keep_unmirrored
+from holdfast.repo.handle.compression import Compression
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.upkeep.prune import Keep, KeepRules, apply_prune, find_metric, make_keep, read_prune_plan
 from holdfast.snapshot.save.staging import SaveHandle
@@ -80,6 +81,8 @@ class ManagerOptions(KeepRules, total=False):
     """Signals that save and stop; SIGTERM and SIGINT by default."""
     gc: bool
     """False to leave the space of deleted checkpoints to a later `gc`."""
+    compression: Compression
+    """How new bytes are stored; by default as in `holdfast.open`."""
     process_group: dist.ProcessGroup | None
     timeout_s: float
 
@@ -112,6 +115,7 @@ class CheckpointManager:
         self._schedule = _Schedule(options)
         self._rules = _make_rules(options)
         self._is_async, self._collects = options.get("async_", True), options.get("gc", True)
+        self._how: dict[str, Compression] = {"compression": options["compression"]} if "compression" in options else {}
         self._together = Together()
         if "process_group" in options:
             self._together["process_group"] = options["process_group"]
@@ -232,7 +236,7 @@ class CheckpointManager:
             metadata["metrics"] = {name: _to_json(value) for name, value in saved.metrics.items()}
         is_async = self._is_async and not self._stop_reason
         save: Callable[..., object] = self._store.save_async if is_async else self._store.save
-        result = save(saved.name, tree, overwrite=True, metadata=metadata, **self._together)
+        result = save(saved.name, tree, overwrite=True, metadata=metadata, **self._how, **self._together)
         self._last = saved
         self._schedule.note_saved()
         self._saving = Saving(result if isinstance(result, SaveHandle) else None, self._clean_up)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from io import BufferedReader
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import Self, Unpack
 
@@ -27,6 +27,7 @@ from holdfast.query.lineage import LineageLog
 from holdfast.query.select import BestMode, SortFields, parse_query
 from holdfast.repo.files import Restored
 from holdfast.repo.format.layout import verify_user_name
+from holdfast.repo.handle.compression import Compression
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES, HandleStatistics, Repository, open_repository
 from holdfast.repo.names.snapshots import delete_snapshot
 from holdfast.repo.names.tags import Tag, delete_tag, iter_tags
@@ -60,11 +61,13 @@ if TYPE_CHECKING:
     from holdfast.snapshot.into.plan import ReplicaMode
     from holdfast.snapshot.load.options import Aliases
     from holdfast.snapshot.optimizers import Optimizers
+    from holdfast.snapshot.save.save import SaveOptions
     from holdfast.snapshot.save.staging import AsyncSaver, SaveHandle, Staging
     from holdfast.snapshot.view.lazy import Snapshot
     from holdfast.trees.registered import Types
 
 StrPath = str | os.PathLike[str]
+_REPOSITORY_OPTIONS: Final = ("change_hints", "create", "compression")
 
 
 class Store:
@@ -90,10 +93,8 @@ class Store:
 
     def _attach(self, store: ObjectStore, store_id: str) -> None:
         self._pid = os.getpid()
-        hints, create = self._options.get("change_hints", False), self._options.get("create", True)
-        self._handle = open_repository(
-            store, budget_bytes=self._budget_bytes, create=create, change_hints=hints, store_id=store_id
-        )
+        chosen = {"create": True} | {name: self._options[name] for name in _REPOSITORY_OPTIONS if name in self._options}
+        self._handle = open_repository(store, budget_bytes=self._budget_bytes, store_id=store_id, **chosen)
         self._saver: AsyncSaver | None = None
         self._lineage = LineageLog()
         self._exporter: ExportRunner | None = None
@@ -184,6 +185,7 @@ class Store:
         base: str | None = None,
         allow_pickle: bool = False,
         grads: bool = False,
+        compression: Compression = "default",
         mirror: StrPath | None = None,
         progress: ProgressChoice = None,
         **together: Unpack[Together],
@@ -197,17 +199,14 @@ class Store:
         writes its own part. If one rank fails, or is silent for `timeout_s` (300), all ranks raise RankError and the
         name keeps its old content; CommitUnknown if a rank cannot know that. With `collective=False`, one rank saves.
 
-        `mirror` is another store, to which this snapshot is uploaded in the background (see `holdfast.open`).
+        `compression` and `mirror` are as in `holdfast.open`, for this snapshot; uploads run in the background.
         `progress=True` shows a progress bar (of tqdm, or else of rich); a function receives each `ProgressUpdate`.
         """
         from holdfast.distributed.checkpoint.checkpoint import find_world, save_together
-        from holdfast.snapshot.save.save import SaveOptions
 
-        lineage = self._describe_save(name, mirror)
-        options = SaveOptions(overwrite, metadata or {}, base, allow_pickle, grads, self._environment, lineage=lineage)
-        repo, saver, world = self.repository, self._find_saver(), find_world(**together)
+        options = self._plan_save(name, mirror, overwrite, metadata or {}, base, allow_pickle, grads, compression)
+        repo, saver, world, bar = self.repository, self._find_saver(), find_world(**together), make_progress(progress)
         saver.wait()
-        bar = make_progress(progress)
         result = save_together(repo, name, tree, options, types=self._types, world=world, progress=bar)
         self._lineage.note_saved(name)
         return result
@@ -223,6 +222,7 @@ class Store:
         base: str | None = None,
         allow_pickle: bool = False,
         grads: bool = False,
+        compression: Compression = "default",
         mirror: StrPath | None = None,
         progress: ProgressChoice = None,
         **together: Unpack[Together],
@@ -233,10 +233,8 @@ class Store:
         returns when the rest is on disk. The handle's `wait` raises errors of the save, or the next save or `close`.
         """
         from holdfast.distributed.checkpoint.checkpoint import find_world, start_together
-        from holdfast.snapshot.save.save import SaveOptions
 
-        lineage = self._describe_save(name, mirror)
-        options = SaveOptions(overwrite, metadata or {}, base, allow_pickle, grads, self._environment, lineage=lineage)
+        options = self._plan_save(name, mirror, overwrite, metadata or {}, base, allow_pickle, grads, compression)
         repo, saver, world = self.repository, self._find_saver(), find_world(**together)
         bar, types = make_progress(progress), self._types
         handle = start_together(
@@ -570,13 +568,16 @@ class Store:
         self._saver = self._saver or AsyncSaver()
         return self._saver
 
-    def _describe_save(self, name: str, mirror: StrPath | None) -> Mapping[str, Json]:
-        verify_user_name(name)
-        if mirror is None:
-            return self._lineage.describe(name)
-        from holdfast.mirror.mirror import note_mirror
+    def _plan_save(self, name: str, mirror: StrPath | None, *choices: Any) -> SaveOptions:
+        from holdfast.snapshot.save.save import SaveOptions
 
-        return {**self._lineage.describe(name), **note_mirror(self.repository, mirror, self._named_mirrors)}
+        verify_user_name(name)
+        lineage = self._lineage.describe(name)
+        if mirror is not None:
+            from holdfast.mirror.mirror import note_mirror
+
+            lineage = {**lineage, **note_mirror(self.repository, mirror, self._named_mirrors)}
+        return SaveOptions(*(*choices, self._environment, lineage))
 
     @property
     def _views(self) -> Views:

@@ -10,6 +10,7 @@ from holdfast.facade import Store, make_store
 from holdfast.objects.disk_cache import CACHE_BYTES, DiskCache
 from holdfast.objects.storage_options import StorageOptions
 from holdfast.objects.url import verify_path
+from holdfast.repo.handle.compression import Compression
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES
 
 
@@ -22,6 +23,7 @@ def open(
     types: Iterable[type] = (),
     environment: bool = True,
     change_hints: bool = False,
+    compression: Compression = "default",
     create: bool = True,
     storage_options: Mapping[str, Any] | None = None,
     mirror: str | os.PathLike[str] | None = None,
@@ -47,6 +49,7 @@ def open(
         change_hints: skip BLAKE3 for bytes that have not changed since this handle last saved them, according to
             XXH3-128 with a secret seed. Much faster if little changes. Not safe against an attacker inside this
             process.
+        compression: of new bytes: None, "fast", "small", "auto"; "default" is "auto" in a bucket, None in a directory.
         create: let the first save create the store if there is none; False raises NotAStore here instead.
         storage_options: settings of obstore for a store in the cloud, such as `endpoint`, `region` or
             `access_key_id`. Without them, credentials come from the environment, an AWS profile or the machine. No
@@ -60,7 +63,7 @@ def open(
         cache_bytes: how much the cache may take; what was not used for longest is deleted first.
     """
     options: dict[str, Any] = {"read_only": read_only, "single_writer": single_writer}
-    options |= {"environment": environment, "change_hints": change_hints, "create": create}
+    options |= {"environment": environment, "change_hints": change_hints, "create": create, "compression": compression}
     if storage_options is not None:
         options["storage_options"] = StorageOptions(storage_options)
     if mirror is not None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from attacks.hostile import ATTACKS, GOOD, build
+from attacks.hostile import ATTACKS, GOOD, Nest, build
 from holdfast.cli.main import main
 from tests.cli.runs import digest_tree
 from tests.kit.patience import PATIENCE_S
@@ -22,11 +22,11 @@ MAX_EXTRA_KIB = 200 << 10
 ROOT = Path(__file__).parents[2]
 
 
-def attack(name: str, folder: Path) -> dict[str, Any]:
+def attack(name: str, folder: Path, *, plant: Callable[[Nest], None] | None = None) -> dict[str, Any]:
     """Plant an attack and run every verb on it, in a process of its own."""
     build(folder / "sound/store")
     nest = build(folder / "hostile/store")
-    ATTACKS[name](nest)
+    (plant or ATTACKS[name])(nest)
     (folder / "out").mkdir()
     words = [sys.executable, "-m", "attacks.run", *map(str, (folder / "sound/store", nest.root, folder / "out"))]
     ended = subprocess.run(words, cwd=ROOT, capture_output=True, timeout=PATIENCE_S, check=True)

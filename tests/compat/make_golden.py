@@ -133,11 +133,43 @@ def save_recorded(path: Path) -> None:
         record_training(store, "bad", slow_from=1)
 
 
+def make_weights(step: int) -> dict[str, torch.Tensor]:
+    """Return tensors that shrink by different shares, and one that does not, by arithmetic alone."""
+    count = torch.arange(20_000, dtype=torch.int64) + 7 * step
+    mixed = (count * 2_654_435_761 % 2**32) ^ (count * 40_503 >> 3)
+    spread = (mixed % 2001 - 1000).to(torch.float32) / 4096
+    return {
+        "bfloat16": spread.to(torch.bfloat16),
+        "float32": spread.reshape(20, 1000).clone(),
+        "float64": spread[:3000].to(torch.float64),
+        "complex64": torch.complex(spread[:2000], -spread[:2000]),
+        "int8": (mixed % 7).to(torch.int8),
+        "noise": (mixed * 25_214_903_917 >> 16).to(torch.uint8),
+        "zeros": torch.zeros(6000 + step, dtype=torch.bfloat16),
+        "large": (count.repeat(40) % 251).to(torch.float32),
+        "small": spread[:300].clone(),
+    }
+
+
+def save_codecs(path: Path) -> None:
+    """Save with every choice of compression, each time with chunks that another one has stored."""
+    with holdfast.open(path, environment=False) as store:
+        store.save("raw", make_weights(0))
+        store.save("fast", make_weights(1), compression="fast")
+        store.save("small", make_weights(2), compression="small")
+        store.save("all", [make_weights(step) for step in range(3)], compression="small")
+        store.save("gone", make_weights(3), compression="fast")
+        store.save("mixed", {**make_weights(3), "more": make_weights(4)["float32"]}, compression="small")
+        store.delete("gone")
+        store.gc(Rules(min_age_s=0.0))
+
+
 CASES: Final[dict[str, Callable[[Path], None]]] = {
     "run": save_run,
     "ranks": save_ranks,
     "dcp": save_dcp,
     "recorded": save_recorded,
+    "codecs": save_codecs,
 }
 
 

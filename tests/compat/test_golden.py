@@ -12,6 +12,8 @@ import holdfast
 from holdfast.capture.compare.compare import diff_runs
 from holdfast.dcp import StorageReader
 from holdfast.digest import hash_bytes
+from holdfast.repo.format.chunk import BLOSC2, RAW
+from holdfast.repo.handle.compression import Compression
 from tests.compat.archive import HERE, read_frozen, unpack
 from tests.compat.make_golden import (
     CASES,
@@ -25,9 +27,11 @@ from tests.compat.make_golden import (
     make_full,
     make_placed,
     make_state,
+    make_weights,
     record_training,
 )
 from tests.distributed.conftest import World, world
+from tests.kit.saving import read_entries
 
 __all__ = ["world"]
 
@@ -45,6 +49,13 @@ DIGESTS = {
     },
     "dcp": {
         "run/a": "f6102cf1fc01ffec423cefb66fe71a761e1b10d2c743b220ae48aadf5b9ed569",
+    },
+    "codecs": {
+        "all": "5ca9cf97068cb189cfbcb13fcbc84e851b0093e0b28bf5c03d936b204185c278",
+        "fast": "c71dffba70b010abf5b206d30cccb7a53aec7af481fab431d51d45ebcccc8416",
+        "mixed": "aa032f3d8c575fcc0cc142a3dce654701a12a8d4c1aa220758029d731a06932e",
+        "raw": "14aeb797478678d4a27e99511a27acde11be9770a37209a992ff202097033a9d",
+        "small": "f1784347943b11849931f7fdebd33408138abd26a85318cae55c5b1e8fde8c98",
     },
 }
 
@@ -119,6 +130,35 @@ def test_every_step_of_a_run_loads(store: holdfast.Store, step: int) -> None:
 def test_saving_the_same_again_gives_the_same_digest(store: holdfast.Store) -> None:
     today = holdfast.open("memory://")
     assert today.save("x", make_state(5)).digest == store.snapshot("run/step-5").digest
+
+
+@pytest.mark.parametrize("store", ["codecs"], indirect=True)
+@pytest.mark.parametrize(("name", "step"), [("raw", 0), ("fast", 1), ("small", 2)])
+def test_every_codec_is_decoded(store: holdfast.Store, name: str, step: int) -> None:
+    assert find_differences(store.load(name), make_weights(step)) == []
+    assert find_differences(store.load("all")[step], make_weights(step)) == []
+
+
+@pytest.mark.parametrize("store", ["codecs"], indirect=True)
+def test_compressed_chunks_are_reused_by_every_later_choice(store: holdfast.Store, tmp_path: Path) -> None:
+    choices: tuple[Compression, ...] = (None, "fast", "small", "auto")
+    small_bytes = sum(tensor.nbytes for tensor in make_weights(1).values() if tensor.nbytes <= 512)
+    for number, choice in enumerate(choices):
+        with holdfast.open(tmp_path) as writer:
+            saved = writer.save(f"again/{number}", make_weights(1), compression=choice)
+        assert (saved.new_bytes, saved.digest) == (small_bytes, store.snapshot("fast").digest)
+
+
+@pytest.mark.parametrize("store", ["codecs"], indirect=True)
+def test_the_golden_codecs_are_all_there_are(store: holdfast.Store) -> None:
+    found = {
+        (chunk.location.codec, chunk.location.stored_bytes < chunk.size_bytes)
+        for name in ("raw", "fast", "small", "mixed")
+        for entry in read_entries(store.repository, name).values()
+        for chunk in entry.chunks
+        if chunk.location
+    }
+    assert found == {(RAW, False), (BLOSC2, True)}
 
 
 @pytest.mark.parametrize("store", ["recorded"], indirect=True)

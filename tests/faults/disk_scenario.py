@@ -13,7 +13,7 @@ from holdfast.repo.format.layout import BAD, INDEX, LEASES, MARKS
 from holdfast.repo.format.record import encode_record
 from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
 from holdfast.repo.names.tags import delete_tag, set_tag
-from tests.faults.scenario import INIT, Content, State, check_store, random_bytes, read_state, save_content
+from tests.faults.scenario import ENCODED, INIT, Content, State, check_store, random_bytes, read_state, save_content
 from tests.kit.power import SimulatedDisk
 
 ROOT: Final = "/store"
@@ -52,6 +52,8 @@ class Work:
         return self.name
 
 
+ENCODE: Final = Work("compressed save", _prepare, lambda store: save_content(store, "c", ENCODED, compression="fast"))
+"""Declares the codec first."""
 WORK: Final = [
     Work("init", _nothing, INIT.act),
     Work("first save", _nothing, lambda store: save_content(store, "a", SMALL)),
@@ -60,6 +62,7 @@ WORK: Final = [
     Work("delete", _prepare, lambda store: delete_snapshot(store, "a")),
     Work("set tag", _prepare, lambda store: set_tag(store, "u", read_snapshot(store, "a"))),
     Work("delete tag", _prepare, lambda store: delete_tag(store, "t")),
+    ENCODE,
 ]
 
 

@@ -10,6 +10,7 @@ from typing import Final
 from holdfast.digest import Digest, hash_bytes
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.source import BytesSource
+from holdfast.repo.handle.compression import Compression
 from holdfast.repo.handle.config import read_config
 from holdfast.repo.handle.repository import init_repository, open_repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot, iter_names, read_snapshot
@@ -18,6 +19,7 @@ from holdfast.repo.read.reader import open_snapshot
 from holdfast.repo.upkeep.check import Checker
 from holdfast.repo.upkeep.findings import Finding
 from holdfast.repo.write.writer import Request, SaveResult, save
+from tests.kit.encoded import halves
 
 Content = Mapping[str, bytes]
 """Entries by name."""
@@ -41,6 +43,12 @@ SHARED: Final[Content] = {
 }
 FIRST: Final[Content] = {"inline": b"first", "packed": SHARED["packed"], "own": random_bytes("first", 3_000)}
 SECOND: Final[Content] = {**SHARED, "own": random_bytes("second", 70_000), "own inline": b"second"}
+ENCODED: Final[Content] = {
+    "weights": halves(9_000),
+    "packed": SHARED["packed"],
+    "more": halves(70_000, 1),
+    "inline": b"x",
+}
 THIRD: Final[Content] = {"packed": SHARED["packed"], "own": random_bytes("third", 4_000), "empty": b""}
 
 
@@ -86,10 +94,13 @@ def check_store(store: ObjectStore, *, read: bool = True) -> list[Finding]:
     return list(Checker(store, read=read).iter_findings())
 
 
-def save_content(store: ObjectStore, name: str, content: Content, *, overwrite: bool = False) -> SaveResult:
+def save_content(
+    store: ObjectStore, name: str, content: Content, *, overwrite: bool = False, compression: Compression = None
+) -> SaveResult:
     """Open the store as a user would, and save."""
-    sources = [BytesSource(entry, data) for entry, data in content.items()]
-    return save(open_repository(store, create=True), Request(name, sources, overwrite=overwrite))
+    sources = [BytesSource(entry, data, item_bytes=2) for entry, data in content.items()]
+    repo = open_repository(store, create=True, compression=compression)
+    return save(repo, Request(name, sources, overwrite=overwrite))
 
 
 Act = Callable[[ObjectStore], None]
@@ -166,6 +177,19 @@ def _delete_tag(store: ObjectStore) -> None:
     delete_tag(store, "best")
 
 
+def _save_encoded(store: ObjectStore) -> None:
+    """Save compressed chunks, for the first time in this store: it declares them."""
+    save_content(store, "run/step-3", ENCODED, compression="fast")
+
+
+def _prepare_encoded(store: ObjectStore) -> None:
+    save_content(store, "run/step-1", {"weights": ENCODED["weights"], "own": halves(5_000, 2)}, compression="small")
+
+
+def _overwrite_encoded(store: ObjectStore) -> None:
+    save_content(store, "run/step-1", ENCODED, overwrite=True, compression="fast")
+
+
 def _init(store: ObjectStore) -> None:
     init_repository(store)
 
@@ -179,6 +203,8 @@ SET_TAG: Final = Verb("set tag", _prepare_small, _set_tag)
 MOVE_TAG: Final = Verb("move tag", _prepare_small, _move_tag)
 DELETE_TAG: Final = Verb("delete tag", _prepare_small, _delete_tag)
 SAVE_AND_MERGE: Final = Verb("save that merges the index", _prepare_seven, _save_eighth)
+SAVE_ENCODED: Final = Verb("first compressed save", _prepare_small, _save_encoded)
+OVERWRITE_ENCODED: Final = Verb("overwrite with compressed chunks", _prepare_encoded, _overwrite_encoded)
 INIT: Final = Verb("init", _prepare_nothing, _init)
 
 VERBS: Final = (
@@ -186,6 +212,8 @@ VERBS: Final = (
     SAVE_BESIDE,
     SAVE_AND_MERGE,
     OVERWRITE,
+    SAVE_ENCODED,
+    OVERWRITE_ENCODED,
     SAVE_AGAIN,
     DELETE,
     SET_TAG,

@@ -169,7 +169,7 @@ def count_missing_bytes(store: ObjectStore) -> int:
     for entry in read_manifest(SOURCE, snapshot.manifest).iter_entries():
         for ref in entry.chunks:
             found = holdings.find(ref.digest, ref.size_bytes)
-            if ref.location and not any(holdings.is_copy(at, ref.digest) for at in found):
+            if ref.location and not any(holdings.is_copy(at, ref.digest, ref.size_bytes) for at in found):
                 missing[ref.digest] = ref.size_bytes
     return sum(missing.values())
 

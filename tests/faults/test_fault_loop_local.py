@@ -14,7 +14,7 @@ from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.local.naming import TEMP_PREFIX
 from holdfast.testing.faults import Fault
 from tests.faults.fault_loop import Run, find_wrong, iter_runs
-from tests.faults.scenario import DELETE, FIRST_SAVE, MOVE_TAG, OVERWRITE, Verb, read_state
+from tests.faults.scenario import DELETE, FIRST_SAVE, MOVE_TAG, OVERWRITE, SAVE_ENCODED, Verb, read_state
 
 # A whole loop runs on the memory store; here each fault takes every seventh operation, the next fault another.
 _STEP: Final = 7
@@ -53,7 +53,7 @@ def is_fault_of_the_harness(run: Run) -> bool:
 
 
 @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name.lower())
-@pytest.mark.parametrize("verb", [FIRST_SAVE, OVERWRITE, DELETE, MOVE_TAG], ids=str)
+@pytest.mark.parametrize("verb", [FIRST_SAVE, OVERWRITE, SAVE_ENCODED, DELETE, MOVE_TAG], ids=str)
 def test_a_fault_leaves_the_old_or_the_new_state_and_no_file_in_sight(verb: Verb, fault: Fault, tmp_path: Path) -> None:
     base, finished = tmp_path / "base", tmp_path / "finished"
     verb.prepare(open_local(base))

@@ -245,6 +245,7 @@ class SlowSource:
         self.note = None
         self.alias = 0
         self.cuts = ()
+        self.item_bytes = 1
         self.size_bytes = len(data)
         self._data = data
         self._clock = clock

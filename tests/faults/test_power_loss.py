@@ -9,11 +9,15 @@ import pytest
 
 from holdfast.errors import Corrupt, NotAStore, NotFound
 from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.format.chunk import RAW
+from holdfast.repo.handle.config import read_config
 from holdfast.repo.names.snapshots import read_snapshot
 from holdfast.repo.names.tags import set_tag
+from holdfast.repo.read.copies import iter_footers
 from holdfast.repo.upkeep.collect import collect
 from holdfast.testing.faults import Crashed
 from tests.faults.disk_scenario import (
+    ENCODE,
     OTHER,
     ROOT,
     SMALL,
@@ -26,6 +30,7 @@ from tests.faults.disk_scenario import (
 )
 from tests.faults.scenario import State, read_state, save_content
 from tests.faults.troubled_files import TroubledFiles
+from tests.kit.encoded import halves
 from tests.kit.power import SimulatedDisk, SyncSite
 
 
@@ -60,6 +65,38 @@ def test_what_returned_survives_the_loss_of_power(work: Work) -> None:
     new = read_state(open_disk(disk))
     assert [why for survivor in iter_survivors(disk, seeds=12) for why in find_wrong(survivor, [new])] == []
     assert disk.open_handles == 0
+
+
+def find_undeclared(disk: SimulatedDisk) -> list[str]:
+    """Return the packs with an encoded chunk, if the config does not declare the codec."""
+    store = open_disk(disk)
+    config = read_config(store)
+    if config is not None and config.has_codec:
+        return []
+    return [
+        pack_id
+        for pack_id, footer in iter_footers(store)
+        if any(chunk.location.codec != RAW for chunk in footer.chunks)
+    ]
+
+
+def save_until(disk: SimulatedDisk, stop_at: int) -> None:
+    with suppress(Crashed):
+        ENCODE.act(LocalStore(ROOT, files=TroubledFiles(disk, at=stop_at)))
+
+
+def test_a_compressed_chunk_never_outlives_the_declaration_of_its_codec() -> None:
+    files = TroubledFiles(prepared_disk(ENCODE))
+    ENCODE.act(LocalStore(ROOT, files=files))
+    wrong = []
+    for stop_at in range(1, files.mutations + 1):
+        disk = prepared_disk(ENCODE)
+        save_until(disk, stop_at)
+        wrong += [(stop_at, pack) for survivor in iter_survivors(disk, seeds=3) for pack in find_undeclared(survivor)]
+        # Another writer, before power is lost: it may find a declaration that is not durable yet.
+        save_content(open_disk(disk), "d", {"weights": halves(6_000, 3)}, compression="small")
+        wrong += [(stop_at, pack) for survivor in iter_survivors(disk, seeds=3) for pack in find_undeclared(survivor)]
+    assert wrong == []
 
 
 def live(disk: SimulatedDisk) -> list[str]:

@@ -9,12 +9,14 @@ from typing import Final
 from holdfast.errors import NotFound
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.handle.compression import Compression
 from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot, iter_names, read_snapshot
 from holdfast.repo.upkeep.collect import Rules, collect
 from holdfast.repo.upkeep.transfer import apply_repack, copy_snapshot, plan_repack
 from tests.faults.scenario import Content, random_bytes, save_content
 from tests.interleaving.schedule import Act
+from tests.kit.encoded import halves
 
 EAGER: Final = Rules(min_age_s=0.0, expire_s=0.0)
 """Takes everybody for dead at once: no clock is needed for a fence at any moment."""
@@ -71,9 +73,9 @@ def _prepare_mostly_dead(store: ObjectStore) -> None:
     delete_snapshot(store, "large")
 
 
-def save_part(name: str, content: Content, *, overwrite: bool = False) -> Part:
+def save_part(name: str, content: Content, *, overwrite: bool = False, compression: Compression = None) -> Part:
     def act(store: ObjectStore) -> object:
-        return save_content(store, name, content, overwrite=overwrite)
+        return save_content(store, name, content, overwrite=overwrite, compression=compression)
 
     return Part(f"{'overwrite' if overwrite else 'save'} {name}", act, {name: (content,)})
 
@@ -128,11 +130,16 @@ SAVE: Final = save_part("new", NEW)
 REUSE: Final = save_part("new", REUSING)
 OVERWRITE: Final = save_part("old", NEW, overwrite=True)
 OVERWRITE_TOO: Final = save_part("old", OTHER, overwrite=True)
+ENCODE: Final = save_part("new", {**REUSING, "weights": halves(5_000)}, compression="fast")
+ENCODE_TOO: Final = save_part("other", {"weights": halves(5_000), "more": halves(6_000, 1)}, compression="small")
+"""Neither finds the codec declared at first."""
 COLLECT: Final = collect_part(EAGER)
 WAIT: Final = collect_part(PATIENT, times=2)
 DELETE: Final = delete_part("old")
 
 SCENES: Final = (
+    Scene("compressed save, eager collector", prepare_dead, (ENCODE, COLLECT)),
+    Scene("two compressed saves", prepare_dead, (ENCODE, ENCODE_TOO)),
     Scene("save, eager collector", prepare_dead, (SAVE, COLLECT)),
     Scene("save, patient collector", prepare_dead, (SAVE, WAIT)),
     Scene("overwrite, eager collector", prepare_dead, (OVERWRITE, COLLECT)),

@@ -25,6 +25,7 @@ LEFT_OUT: Final = {
     "tests/integration/compile_cache": "the compile cache supports some versions of torch only",
     "tests/integration/frameworks": "needs training frameworks",
     "tests/integration/object_stores": "servers on loopback; the bytes layers do not depend on torch",
+    "tests/integration/test_rounds_of_codecs.py": "counts requests; the bytes layers do not depend on torch",
     "tests/integration/test_rounds_of_verbs.py": "counts requests; the bytes layers do not depend on torch",
     "tests/integration/test_accelerator.py": "simulates an accelerator with private names of one torch",
     "tests/architecture": "reads the source, which is the same everywhere",

@@ -76,6 +76,7 @@ def describe_saved(result: SaveResult) -> dict[str, Json]:
         "logical_bytes": result.logical_bytes,
         "new_bytes": result.new_bytes,
         "reused_bytes": result.reused_bytes,
+        "stored_bytes": result.stored_bytes,
         "seconds": result.seconds,
         "existed": result.existed,
     }

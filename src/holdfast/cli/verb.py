@@ -6,13 +6,15 @@ import re
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 from holdfast.errors import BadName
 from holdfast.json_text import Json
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
+
+    from holdfast.repo.handle.compression import Compression
 
     Verbs = _SubParsersAction[ArgumentParser]
 
@@ -116,6 +118,23 @@ def add_prefix(parser: ArgumentParser) -> None:
 def add_yes(parser: ArgumentParser) -> None:
     """Add the option --yes of a verb that prints a plan first."""
     parser.add_argument("--yes", action="store_true", help="carry out the plan; without it, only print the plan")
+
+
+def add_compression(parser: ArgumentParser) -> None:
+    """Add the option `--compression`."""
+    parser.add_argument(
+        "--compression",
+        metavar="HOW",
+        choices=("none", "fast", "small", "auto"),
+        help="store new bytes with none, fast, small or auto (default: auto in buckets, none in directories)",
+    )
+
+
+def parse_compression(text: str | None) -> Compression:
+    """Return what `--compression` gave; "default" without it."""
+    if text is None:
+        return "default"
+    return None if text == "none" else cast("Compression", text)
 
 
 def add_metadata(parser: ArgumentParser) -> None:

@@ -26,7 +26,7 @@ from holdfast.snapshot.leaves import TENSOR, LeafWriter, renumber
 from holdfast.snapshot.save.staging import StagedSource
 from holdfast.tensors.build import CPU, build_tensor, spread_items
 from holdfast.tensors.composite import has_own_bytes, verify_readable
-from holdfast.tensors.dtypes import item_bytes, items_per_byte
+from holdfast.tensors.dtypes import item_bytes, items_per_byte, number_bytes
 from holdfast.tensors.memory import ALIGNMENT, new_memory, view_bytes, view_storage, wrap_memory
 from holdfast.tensors.sources import SourceForm, TensorSource, TensorSpan, iter_overlapping
 from holdfast.tensors.spec import SpecEncoder, TensorSpec, count_bytes, describe
@@ -279,7 +279,8 @@ def _plan_range(
         def fetch(first: int, last: int, start: int = start) -> memoryview:
             return copied.read(start + first, start + last)
 
-        yield number, StagedSource(named[number][0], stop - start, specs.encode(spec), note, alias, (), fetch)
+        traits = (specs.encode(spec), note, alias, (), number_bytes(spec.dtype))
+        yield number, StagedSource(named[number][0], stop - start, *traits, fetch)
 
 
 def _plan_single(copied: _CopiedRange, name: str, staged: StagedTensor, specs: SpecEncoder) -> StagedSource:
@@ -287,7 +288,8 @@ def _plan_single(copied: _CopiedRange, name: str, staged: StagedTensor, specs: S
     size_bytes = copied.stop - copied.start
     data = view_bytes(copied.memory)
     note = _make_note(staged, (staged.group, copied.start, hash_bytes(data).hex(), 0, size_bytes))
-    return StagedSource(name, size_bytes, specs.encode(staged.spec), note, 0, (), lambda start, stop: data[start:stop])
+    traits = (specs.encode(staged.spec), note, 0, (), number_bytes(staged.spec.dtype))
+    return StagedSource(name, size_bytes, *traits, lambda start, stop: data[start:stop])
 
 
 def _plan_packed(
@@ -312,7 +314,8 @@ def _plan_packed(
             spread_items(items, spec, spread, 0)
             digest = hash_bytes(view_bytes(spread)).hex()
         note = _make_note(staged, (staged.group, staged.start, digest, 0, spread.numel()))
-        yield number, StagedSource(name, size_bytes, specs.encode(spec), note, alias, (), source.read)
+        traits = (specs.encode(spec), note, alias, (), number_bytes(spec.dtype))
+        yield number, StagedSource(name, size_bytes, *traits, source.read)
 
 
 def _make_note(staged: StagedTensor, storage: Sequence[str | int] | None) -> Json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import BinaryIO, Final, NamedTuple
 
@@ -23,6 +24,8 @@ class FileCuts(NamedTuple):
     """The offsets at which chunks end; () for the ordinary grid."""
     runs: Container[int] = ()
     """The offsets at which tensors begin. These are aligned in a pack, as tensors saved from memory are."""
+    item_bytes: int = 1
+    """The size of an item in most of the bytes."""
 
 
 def read_cuts(source: FileSource) -> FileCuts:
@@ -45,7 +48,10 @@ def plan_cuts(extents: Iterable[Extent], size_bytes: int) -> FileCuts:
     if not worth:
         return FileCuts()
     ends = cut_extents([Extent(0, 0), *worth, Extent(size_bytes, size_bytes)])
-    return FileCuts(ends, frozenset(extent.start for extent in worth))
+    sizes: Counter[int] = Counter()
+    for extent in worth:
+        sizes[extent.item_bytes] += extent.stop - extent.start
+    return FileCuts(ends, frozenset(extent.start for extent in worth), sizes.most_common(1)[0][0])
 
 
 def _choose_reader(first: bytes) -> Callable[[BinaryIO, int], list[Extent]] | None:

@@ -88,7 +88,7 @@ def _make_request(name: str, sources: Sequence[FileSource], options: KeepOptions
     found = {number: cuts for number, source in enumerate(sources) if (cuts := read_cuts(source)).ends}
     pieces = list(sources)
     for number, cuts in found.items():
-        pieces[number] = replace(pieces[number], cuts=cuts.ends)
+        pieces[number] = replace(pieces[number], cuts=cuts.ends, item_bytes=cuts.item_bytes)
     runs = {number: cuts.runs for number, cuts in found.items()}
     return Request(name, pieces, runs=runs, metadata=options.metadata, overwrite=options.overwrite)
 

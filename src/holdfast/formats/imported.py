@@ -25,7 +25,7 @@ from holdfast.json_text import Json
 from holdfast.repo.files import FileSource
 from holdfast.repo.format.boxes import cut_rows, volume, whole
 from holdfast.repo.format.entry import Entry
-from holdfast.tensors.dtypes import dtype_name, item_bytes
+from holdfast.tensors.dtypes import dtype_name, item_bytes, number_bytes
 from holdfast.tensors.memory import view_bytes, view_raw, wrap_memory
 from holdfast.tensors.sources import SourceForm, TensorSource
 from holdfast.tensors.spec import TensorSpec, contiguous_stride, count_bytes, decode_spec
@@ -108,6 +108,11 @@ class ImportedTensor:
     def cuts(self) -> Sequence[int]:
         """The offsets at which chunks end."""
         return self.form.cuts
+
+    @property
+    def item_bytes(self) -> int:
+        """The size of one number of the tensor."""
+        return number_bytes(self.form.tensor_spec.dtype)
 
     @property
     def note(self) -> Json:
@@ -269,7 +274,7 @@ class ImportedFile:
         self._stream = StreamDigest(inner.size_bytes, room, blake3())
         self._note: Json = None
         self.name, self.size_bytes, self.spec = inner.name, inner.size_bytes, inner.spec
-        self.alias, self.cuts = inner.alias, inner.cuts
+        self.alias, self.cuts, self.item_bytes = inner.alias, inner.cuts, inner.item_bytes
 
     @property
     def note(self) -> Json:

@@ -50,6 +50,7 @@ class FileSource:
     """Device and inode: they show if another file gets the path during the save."""
     alias: int = 0
     cuts: Sequence[int] = ()
+    item_bytes: int = 1
 
     @property
     def spec(self) -> Json:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from holdfast.display.readable import readable_repr
 
-StageName = Literal["hash", "look up", "append", "commit", "read", "verify"]
+StageName = Literal["hash", "encode", "look up", "append", "commit", "read", "decode", "verify"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,11 @@ def item_bytes(dtype: torch.dtype) -> int:
     return dtype.itemsize
 
 
+def number_bytes(dtype: torch.dtype) -> int:
+    """Return the bytes of one number: of an item, or of the real part of a complex one."""
+    return dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize
+
+
 def items_per_byte(dtype: torch.dtype) -> int:
     """Return how many items share one byte of storage: 1, except for two quantised dtypes.
 

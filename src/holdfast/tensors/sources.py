@@ -16,7 +16,7 @@ from holdfast.errors import SourceChanged, TooLarge, Unsupported
 from holdfast.json_text import Json
 from holdfast.repo.format.grid import Extent, cut_extent, cut_extents
 from holdfast.tensors.composite import verify_readable, verify_unwrapped
-from holdfast.tensors.dtypes import item_bytes, items_per_byte
+from holdfast.tensors.dtypes import item_bytes, items_per_byte, number_bytes
 from holdfast.tensors.memory import ALIGNMENT, copy_bytes, copy_items, view_bytes, view_memory, view_raw, view_storage
 from holdfast.tensors.spec import SpecEncoder, TensorSpec, contiguous_stride, count_bytes, describe, find_role
 
@@ -61,6 +61,11 @@ class TensorSource(NamedTuple):
     def cuts(self) -> Sequence[int]:
         """The offsets at which chunks end."""
         return self.form.cuts
+
+    @property
+    def item_bytes(self) -> int:
+        """The size of one number of the tensor."""
+        return number_bytes(self.form.tensor_spec.dtype)
 
     @property
     def spec(self) -> Json:

@@ -84,7 +84,7 @@ def test_many_small_tensors_do_not_make_many_chunks(tmp_path: Path) -> None:
 def test_small_tensors_stay_with_the_bytes_around_them() -> None:
     small, large = Extent(100, 100 + MIN_TENSOR_BYTES - 1), Extent(10_000, 10_000 + MIN_TENSOR_BYTES)
 
-    assert plan_cuts([small, large], 20_000) == ([10_000, 10_000 + MIN_TENSOR_BYTES, 20_000], {10_000})
+    assert plan_cuts([small, large], 20_000) == FileCuts([10_000, 10_000 + MIN_TENSOR_BYTES, 20_000], {10_000})
 
 
 def test_a_file_without_tensors_has_the_ordinary_grid(tmp_path: Path) -> None:

@@ -17,7 +17,14 @@ from holdfast.objects.local.probe import DirectoryFacts, locate_nearest_director
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import find_path, open_store
 from holdfast.repo.format.layout import CONFIG, INDEX, LEASES, MANIFESTS, PACKS
-from holdfast.repo.handle.config import FORMAT_MAJOR, FORMAT_MINOR, Config, read_config, read_unknown_prefix
+from holdfast.repo.handle.config import (
+    CODEC_FEATURE,
+    FORMAT_MAJOR,
+    FORMAT_MINOR,
+    Config,
+    read_config,
+    read_unknown_prefix,
+)
 from holdfast.repo.names.marks import read_abandoned
 from holdfast.repo.names.roots import read_live
 from holdfast.repo.names.snapshots import DamagedName, iter_names
@@ -153,7 +160,7 @@ def _read_idle(store: ObjectStore) -> list[str]:
 
 def _judge_version(config: Config) -> DoctorFinding:
     version = f"format {config.major}.{config.minor}, store id {config.store_id}"
-    needed = sorted({feature for features in config.features.values() for feature in features})
+    needed = sorted({feature for features in config.features.values() for feature in features} - {CODEC_FEATURE})
     if needed:
         return DoctorFinding("note", "format", f"{version}; it needs {', '.join(needed)} for some operations")
     if config.minor > FORMAT_MINOR:
@@ -161,7 +168,8 @@ def _judge_version(config: Config) -> DoctorFinding:
         return DoctorFinding(
             "note", "format", f"{version}; this Holdfast knows {own} and can read it; upgrade when you can"
         )
-    return DoctorFinding("ok", "format", f"{version}; this Holdfast reads and writes it")
+    codec = "; chunks may be compressed, which the first versions refuse" if config.has_codec else ""
+    return DoctorFinding("ok", "format", f"{version}; this Holdfast reads and writes it{codec}")
 
 
 def _judge_directory(directory: DirectoryFacts) -> Iterator[DoctorFinding]:

@@ -13,7 +13,7 @@ from typing import Final
 
 from holdfast.cli.lookup import open_to_read, open_to_write, read_named_snapshot
 from holdfast.cli.output import Output, count, describe_saved, format_bytes
-from holdfast.cli.verb import add_json, add_metadata, document, parse_metadata
+from holdfast.cli.verb import add_compression, add_json, add_metadata, document, parse_compression, parse_metadata
 from holdfast.digest import short_hex
 from holdfast.errors import BadName, NotFound
 from holdfast.files.keep import KeepOptions, keep_files, plan_sources, restore_files, verify_target
@@ -47,6 +47,7 @@ def declare_put(parser: ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the snapshot's name")
     parser.add_argument("paths", metavar="PATH", nargs="+", help="a file or directory")
     parser.add_argument("--overwrite", action="store_true", help="replace the snapshot if the name exists, atomically")
+    add_compression(parser)
     add_metadata(parser)
     add_json(parser)
     parser.set_defaults(run_verb=run_put)
@@ -56,7 +57,7 @@ def run_put(options: Namespace, url: str, output: Output) -> int:
     """Save files as a snapshot."""
     metadata = parse_metadata(options.meta)
     verify_user_name(options.name)
-    repo = open_to_write(url, output)
+    repo = open_to_write(url, output, compression=parse_compression(options.compression))
     _verify_order(options.name, options.paths)
     sources = plan_sources(repo, options.paths)
     chosen = KeepOptions(metadata, overwrite=options.overwrite)
@@ -68,7 +69,7 @@ def run_put(options: Namespace, url: str, output: Output) -> int:
     if result.existed:
         output.line(f"{what}; already present, nothing was written")
         return 0
-    sizes = f"{format_bytes(result.new_bytes)} new, {format_bytes(result.reused_bytes)} reused"
+    sizes = f"{result.describe_new()}, {format_bytes(result.reused_bytes)} reused"
     output.line(f"saved {what} ({sizes}) in {result.seconds:.2f} s; digest {short_hex(result.digest)}")
     return 0
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.cli.lookup import open_to_read, open_to_write, read_named_snapshot
 from holdfast.cli.output import Output, count, describe_saved, format_bytes
-from holdfast.cli.verb import add_json, add_metadata, document, parse_metadata
+from holdfast.cli.verb import add_compression, add_json, add_metadata, document, parse_compression, parse_metadata
 from holdfast.digest import short_hex
 from holdfast.errors import BadName
 from holdfast.json_text import Json
@@ -62,6 +62,7 @@ def declare_import(parser: ArgumentParser) -> None:
     )
     _add_unpickle(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace the snapshot if the name exists, atomically")
+    add_compression(parser)
     add_metadata(parser)
     parser.add_argument("--receipt", metavar="FILE", help="also write the receipt to a file")
     add_json(parser)
@@ -92,7 +93,7 @@ def run_import(options: Namespace, url: str, output: Output) -> int:
     verify_user_name(options.name)
     choices = _make_options(options)
     _announce(options, output)
-    repo = open_to_write(url, output)
+    repo = open_to_write(url, output, compression=parse_compression(options.compression))
     done = import_checkpoint(repo, options.source, options.name, choices, types=Types(()), progress=output.progress())
     if options.receipt:
         write_receipt(options.receipt, done.receipt)
@@ -141,7 +142,7 @@ def _print_result(done: ImportResult, output: Output) -> None:
     if saved.existed:
         output.line(f"{what}; already present, nothing was written")
     else:
-        sizes = f"{format_bytes(saved.new_bytes)} new, {format_bytes(saved.reused_bytes)} reused"
+        sizes = f"{saved.describe_new()}, {format_bytes(saved.reused_bytes)} reused"
         ended = f"in {saved.seconds:.2f} s; digest {short_hex(saved.digest)}"
         output.line(f"imported {what} ({sizes}) from {receipt.format} {ended}")
     _print_casts(receipt, output)

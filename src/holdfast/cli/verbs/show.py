@@ -218,7 +218,8 @@ def _print_record(
 def _format_stored(stored: StoredBytes) -> str:
     # A manifest is compressed, so it may be smaller than the inline values in it.
     inline = f" with {format_bytes(stored.inline_bytes)} of inline values" if stored.inline_bytes else ""
-    places = f"{format_bytes(stored.packed_bytes)} in packs, {format_bytes(stored.manifest_bytes)} in the manifest"
+    raw = f" (raw {format_bytes(stored.raw_bytes)})" if stored.raw_bytes > stored.packed_bytes else ""
+    places = f"{format_bytes(stored.packed_bytes)} in packs{raw}, {format_bytes(stored.manifest_bytes)} in the manifest"
     return f"{format_bytes(stored.total_bytes)}: {places}{inline}"
 
 
@@ -357,6 +358,7 @@ def _describe(
         "reused_bytes": new.content_bytes - new.total_bytes,
         "stored_bytes": new.stored.total_bytes,
         "packed_bytes": new.stored.packed_bytes,
+        "raw_bytes": new.stored.raw_bytes,
         "manifest_bytes": new.stored.manifest_bytes,
         "inline_bytes": new.stored.inline_bytes,
         "environment": snapshot.environment,
@@ -405,6 +407,8 @@ def _describe_entry(entry: Entry, new: _Sizes) -> dict[str, Json]:
                 "bytes": chunk.size_bytes,
                 "pack": chunk.location.pack_id if chunk.location else None,
                 "offset": chunk.location.offset if chunk.location else None,
+                "stored": chunk.location.stored_bytes if chunk.location else chunk.size_bytes,
+                "codec": chunk.location.codec if chunk.location else 0,
             }
             for chunk in entry.chunks
         ],

@@ -58,9 +58,11 @@ def run_du(options: Namespace, url: str, output: Output) -> int:
     ]
     if rows:
         output.table(headers, rows, right="LOGICAL STORED SHARED OWN")
+    saved = f", {format_bytes(usage.saved_bytes)} less by compression" if usage.saved_bytes else ""
     output.line(
         f"{count(len(usage.snapshots), 'snapshot')} of {format_bytes(totals['logical_bytes'])}, stored in"
-        f" {format_bytes(totals['stored_bytes'])}; `holdfast gc` can free {format_bytes(totals['reclaimable_bytes'])}"
+        f" {format_bytes(totals['stored_bytes'])}{saved};"
+        f" `holdfast gc` can free {format_bytes(totals['reclaimable_bytes'])}"
     )
     return 0
 
@@ -244,6 +246,7 @@ def _describe(usage: SnapshotUsage) -> dict[str, str | int]:
         "stored_bytes": usage.stored_bytes,
         "shared_bytes": usage.shared_bytes,
         "own_bytes": usage.own_bytes,
+        "raw_bytes": usage.raw_bytes,
     }
 
 
@@ -255,4 +258,5 @@ def _sum(usage: Usage) -> dict[str, int]:
         "manifest_bytes": usage.manifest_bytes,
         "live_bytes": usage.live_bytes,
         "reclaimable_bytes": usage.reclaimable_bytes,
+        "compression_saved_bytes": usage.saved_bytes,
     }

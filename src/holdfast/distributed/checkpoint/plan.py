@@ -129,6 +129,7 @@ class _Planner:
             base=self._options.base,
             overwrite=self._options.overwrite,
             verify_reuse=self._options.verify_reuse,
+            compression=self._options.compression,
         )
         divergent = tuple(dict.fromkeys(self._divergent))
         if divergent:

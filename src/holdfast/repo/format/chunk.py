@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from holdfast.digest import Digest, hash_bytes, short_hex
-from holdfast.errors import DigestMismatch
+from holdfast.errors import Corrupt, DigestMismatch, NewerFormat
 
 CHUNK_BYTES: Final = 1 << 20
 """The grid: a chunk never crosses a multiple of this."""
@@ -14,7 +14,9 @@ UNIT_BYTES: Final = 8 << 20
 INLINE_BYTES: Final = 512
 """Chunks up to this size are stored in the manifest itself."""
 RAW: Final = 0
-"""The only codec so far: chunks are stored uncompressed."""
+"""The codec of chunks whose bytes are stored unchanged."""
+BLOSC2: Final = 1
+"""The codec of chunks that are stored as a chunk of Blosc2; see `codec`."""
 
 
 # Tuples, not dataclasses: there may be millions of each, and creating a frozen dataclass takes four times as long.
@@ -44,6 +46,21 @@ class ChunkRef(NamedTuple):
 def cut(size_bytes: int) -> list[tuple[int, int]]:
     """Return the (start, stop) of each chunk of a span of bytes."""
     return [(start, min(start + CHUNK_BYTES, size_bytes)) for start in range(0, size_bytes, CHUNK_BYTES)]
+
+
+def has_possible_size(codec: int, stored_bytes: int, size_bytes: int) -> bool:
+    """Return whether a chunk of `size_bytes` may be stored in so many bytes by a codec; False for an unknown codec."""
+    if codec == RAW:
+        return stored_bytes == size_bytes
+    return codec == BLOSC2 and 0 < stored_bytes < size_bytes
+
+
+def verify_location(location: Location, size_bytes: int, *, what: str, key: str) -> None:
+    """Raise unless a chunk can be read there: NewerFormat for an unknown codec, Corrupt for an impossible size."""
+    if location.codec not in (RAW, BLOSC2):
+        raise NewerFormat(f"{what} is stored with codec {location.codec}, which this Holdfast does not know: upgrade")
+    if not has_possible_size(location.codec, location.stored_bytes, size_bytes):
+        raise Corrupt(f"{what}: {location.stored_bytes} bytes are stored instead of {size_bytes}", key=key)
 
 
 def verify_chunk(data: memoryview, digest: Digest, *, what: str) -> None:

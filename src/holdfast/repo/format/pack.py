@@ -15,7 +15,7 @@ from holdfast.objects.blocks import LentBlock
 from holdfast.objects.protocol import BlockUpload, ObjectStore
 from holdfast.objects.settle import commit_settled
 from holdfast.objects.together import count_requests_at_once, iter_together
-from holdfast.repo.format.chunk import CHUNK_BYTES, RAW, Location
+from holdfast.repo.format.chunk import BLOSC2, CHUNK_BYTES, RAW, Location, has_possible_size
 from holdfast.repo.format.columns import ColumnType, Schema, Table, column, decode_table, encode_table
 from holdfast.repo.format.layout import is_file_id, pack_key
 from holdfast.repo.format.record import Fields
@@ -67,6 +67,9 @@ class NewChunk(NamedTuple):
     """The chunk starts at a multiple of this; 1 if it follows the chunk before it without a gap."""
     fingerprint: bytes | None = None
     """Of bytes that no other code can change. If None, it is computed after the bytes are written."""
+    codec: int = RAW
+    raw_bytes: int | None = None
+    """The size of the chunk; None if `data` is the chunk itself, not encoded."""
 
 
 class PackBuilder:
@@ -106,7 +109,7 @@ class PackBuilder:
         buffers: list[Buffer] = []
         offsets: list[int] = []
         end = self._size
-        for _, data, alignment, _ in chunks:
+        for _, data, alignment, *_ in chunks:
             if gap := -end % alignment:
                 buffers.append(_ZEROS[:gap])
                 end += gap
@@ -124,11 +127,12 @@ class PackBuilder:
         # After the write: a caller that knows an earlier fingerprint can detect a change between hashing and writing.
         pack_id = self.pack_id
         locations = [
-            Location(pack_id, offset, len(data), RAW, known or fingerprint(data))
-            for (_, data, _, known), offset in zip(chunks, offsets, strict=True)
+            Location(pack_id, offset, len(data), codec, known or fingerprint(data))
+            for (_, data, _, known, codec, _), offset in zip(chunks, offsets, strict=True)
         ]
         self.rows += [
-            PackedChunk(chunk.digest, at.stored_bytes, at) for chunk, at in zip(chunks, locations, strict=True)
+            PackedChunk(chunk.digest, chunk.raw_bytes or at.stored_bytes, at)
+            for chunk, at in zip(chunks, locations, strict=True)
         ]
         return locations
 
@@ -318,10 +322,11 @@ def _parse_footer(table: Table, pack_id: str, *, footer_offset: int, pack_bytes:
 
 
 def _has_possible_size(chunk: PackedChunk) -> bool:
-    stored = chunk.location.stored_bytes
+    stored, codec = chunk.location.stored_bytes, chunk.location.codec
     # An unknown codec may not store much more than the chunk's size: a sparse file could otherwise claim any size.
-    is_whole = 0 < stored <= 2 * CHUNK_BYTES if chunk.location.codec != RAW else stored == chunk.size_bytes
-    return is_whole and 0 < chunk.size_bytes <= CHUNK_BYTES
+    is_known = codec in (RAW, BLOSC2)
+    is_possible = has_possible_size(codec, stored, chunk.size_bytes) if is_known else 0 < stored <= 2 * CHUNK_BYTES
+    return is_possible and 0 < chunk.size_bytes <= CHUNK_BYTES
 
 
 def _iter_rows(table: Table, pack_id: str) -> Iterator[PackedChunk]:

@@ -43,6 +43,10 @@ class Source(Protocol):
     def cuts(self) -> Sequence[int]:
         """The offsets at which chunks end, the last of them at the end of the bytes; empty for chunks of 1 MiB."""
 
+    @property
+    def item_bytes(self) -> int:
+        """The size of one number in the bytes, 1 if there are none: a codec groups bytes by it. Need not be exact."""
+
     def read(self, start: int, stop: int) -> memoryview:
         """Return the bytes from `start` to `stop`; the view stays valid until the save is over."""
 
@@ -57,6 +61,7 @@ class BytesSource:
     note: Json = None
     alias: int = 0
     cuts: Sequence[int] = ()
+    item_bytes: int = 1
 
     @property
     def size_bytes(self) -> int:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from holdfast.errors import NewerFormat, NotAStore, ObjectExists, StoreFull
+from holdfast.errors import NewerFormat, NotAStore, ObjectExists, StoreError, StoreFull
 from holdfast.objects.listing import FolderStore
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import find_path, holds_config, locate_store_root
@@ -24,9 +24,13 @@ FORMAT_MAJOR: Final = 1
 FORMAT_MINOR: Final = 0
 OPERATIONS: Final = ("read", "write", "collect")
 """The operations that can require a feature."""
-_KNOWN_FEATURES: Final[frozenset[str]] = frozenset()
-_CONFIRMED: Final = 1
-"""The generation of the config in most stores: the first one is written once more, to confirm it."""
+CODEC_FEATURE: Final = "codec-blosc2"
+"""A store needs it once a chunk may have been encoded; see `codec`."""
+_KNOWN_FEATURES: Final = frozenset({CODEC_FEATURE})
+LIKELY: Final = (1, 2)
+"""The generations of the config in most stores: the first one is written once more, to confirm it; a codec is declared
+in a third."""
+_ATTEMPTS: Final = 8
 _HEAD_BYTES: Final = 512
 _MAX_NAMES: Final = 10_000
 """How many names of a folder are read; a folder of a million files can be described without listing them all."""
@@ -55,6 +59,11 @@ class Config:
     """Per operation, the features that a version must support to do it."""
     is_confirmed: bool = False
     """The config was written a second time, after the first was durable: a loss of power cannot undo it."""
+
+    @property
+    def has_codec(self) -> bool:
+        """Whether chunks may be encoded."""
+        return CODEC_FEATURE in self.features.get("read", ())
 
     def verify_may(self, operation: str, *, url: str) -> None:
         """Raise NewerFormat unless this version supports every feature that `operation` requires."""
@@ -114,6 +123,30 @@ def ensure_config(store: ObjectStore) -> Config:
     return confirm_config(store)
 
 
+def declare_feature(store: ObjectStore, feature: str) -> Config:
+    """Make versions that do not know `feature` refuse to read the store; durable when this returns.
+
+    Writers that do this at the same time agree: one creates the next config, and the others find the feature in it.
+    """
+    for _ in range(_ATTEMPTS):
+        newest = read_newest(store, CONFIG)
+        if newest.fields is None:
+            raise NotAStore(f"{store.url}: its config has vanished; is another process deleting it?")
+        config = parse_config(newest.fields, url=store.url)
+        config.verify_may("write", url=store.url)
+        if feature in config.features.get("read", ()):
+            # The process that declared it may have died before that was durable.
+            store.sync(CONFIG)
+            return config
+        features = {**config.features, "read": (*config.features.get("read", ()), feature)}
+        lists = {operation: list(names) for operation, names in features.items()}
+        changed = {**newest.fields.values, "features": lists, "write_id": new_write_id()}
+        with suppress(ObjectExists):  # another writer was first: perhaps it has declared the same
+            create_generation(store, CONFIG, newest.next_generation, changed)
+            return replace(config, features=features)
+    raise StoreError(f"{store.url}: other processes keep changing its config; save again")
+
+
 def verify_empty(store: ObjectStore) -> None:
     """Raise NotAStore if there are objects without a config: a damaged store, or other files."""
     page = store.list("", limit=1)
@@ -134,7 +167,7 @@ def verify_empty(store: ObjectStore) -> None:
 
 def read_config(store: ObjectStore) -> Config | None:
     """Return the config of a store, None if there is none; raises NewerFormat if this version cannot read it."""
-    newest = read_newest(store, CONFIG, likely=_CONFIRMED)
+    newest = read_newest(store, CONFIG, likely=LIKELY)
     return parse_config(newest.fields, url=store.url) if newest.fields else None
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -17,10 +18,14 @@ from holdfast.objects.protocol import ObjectInfo, ObjectStore, PlacedStore
 from holdfast.objects.together import count_requests_at_once
 from holdfast.repo.format.layout import CONFIG, generation_key
 from holdfast.repo.format.record import Fields
+from holdfast.repo.handle.compression import Compression, Speeds, choose_compression
 from holdfast.repo.handle.config import (
+    CODEC_FEATURE,
+    LIKELY,
     Config,
     confirm_config,
     create_config,
+    declare_feature,
     ensure_config,
     parse_config,
     read_config,
@@ -34,8 +39,8 @@ from holdfast.repo.stages import Stage, StageName, Stages
 
 _log = logging.getLogger(__name__)
 
-_LIKELY_CONFIG: Final = generation_key(CONFIG, 1)
-"""The key of the config in most stores: the first one is written once more, to confirm it."""
+_LIKELY_CONFIGS: Final = tuple(generation_key(CONFIG, generation) for generation in LIKELY)
+"""The keys of the config in most stores."""
 DEFAULT_BUDGET_BYTES: Final = 256 << 20
 MIN_BUDGET_BYTES: Final = 16 << 20
 
@@ -46,6 +51,8 @@ class StoreIdentity:
     def __init__(self, store_id: str = "") -> None:
         """Expect the store `store_id`; if empty, the first store that is seen."""
         self.store_id = store_id
+        self.has_codec = False
+        """Whether this handle knows that the store's config durably declares the codec."""
         self._seen: tuple[ObjectInfo, Config] | None = None
 
     def read_config(self, store: ObjectStore) -> Config | None:
@@ -58,21 +65,23 @@ class StoreIdentity:
         if count_requests_at_once(store) == 1:
             return read_config(store)
         if self._seen is None:
-            return self._read_anew(store, likely=_LIKELY_CONFIG)
+            return self._read_anew(store, likely=_LIKELY_CONFIGS)
         listed = _list_configs(store)
         if listed and listed[-1] == self._seen[0]:
             return self._seen[1]
         self._seen = None
-        return self._read_anew(store, likely=listed[-1].key) if listed else None
+        return self._read_anew(store, likely=(listed[-1].key,)) if listed else None
 
-    def _read_anew(self, store: ObjectStore, *, likely: str) -> Config | None:
-        """Read the record `likely` while the configs are listed: mostly it is the newest."""
-        listed, fields = _list_and_read(store, likely)
+    def _read_anew(self, store: ObjectStore, *, likely: Sequence[str]) -> Config | None:
+        """Read the records `likely` while the configs are listed: mostly one of them is the newest."""
+        listed, found = _list_and_read(store, likely)
         if not listed:
             return None
-        if likely != listed[-1].key and likely == _LIKELY_CONFIG:
-            return self._read_anew(store, likely=listed[-1].key)
-        if fields is None or likely != listed[-1].key:
+        newest = listed[-1].key
+        if newest not in found and likely is _LIKELY_CONFIGS:
+            return self._read_anew(store, likely=(newest,))
+        fields = found.get(newest)
+        if fields is None:
             return read_config(store)  # torn, or replaced meanwhile: the general way finds what counts
         config = parse_config(fields, url=store.url)
         if listed[-1].version:
@@ -103,9 +112,11 @@ def _list_configs(store: ObjectStore) -> list[ObjectInfo]:
     return list(iter_objects(store, CONFIG))
 
 
-def _list_and_read(store: ObjectStore, key: str) -> tuple[list[ObjectInfo], Fields | None]:
-    with Ahead(store, partial(_read_present, store, key)) as read:
-        return _list_configs(store), read.result()
+def _list_and_read(store: ObjectStore, keys: Sequence[str]) -> tuple[list[ObjectInfo], dict[str, Fields | None]]:
+    """List the configs, and read some of them at the same time; returns what each contains, None if it is torn."""
+    with ExitStack() as stack:
+        reads = {key: stack.enter_context(Ahead(store, partial(_read_present, store, key))) for key in keys}
+        return _list_configs(store), {key: read.result() for key, read in reads.items()}
 
 
 def _read_present(store: ObjectStore, key: str) -> Fields | None:
@@ -163,6 +174,10 @@ class Repository:
     commits: CommitWatch = field(default_factory=CommitWatch)
     mirrors: dict[str, str] = field(default_factory=dict)
     """URLs of the mirrors that this handle uploads to, and what each receives: known before the first upload."""
+    compression: Compression = None
+    """How saves store new chunks, unless they say otherwise; not "default"."""
+    speeds: Speeds = field(default_factory=Speeds)
+    """What was measured of the store and of codecs; "auto" decides by it."""
     hints: ChangeHints | None = None
     """Change hints, if the user enabled them (`change_hints`)."""
     index: ChunkIndex = field(init=False)
@@ -193,6 +208,12 @@ class Repository:
             config = confirm_config(self.store)
         config.verify_may("write", url=self.store.url)
         return config
+
+    def declare_codec(self) -> None:
+        """Let the store say that chunks may be encoded, so that older versions refuse it; once for each handle."""
+        if not self.identity.has_codec:
+            self.identity.verify(declare_feature(self.store, CODEC_FEATURE), url=self.store.url)
+            self.identity.has_codec = True
 
     def verify_same(self) -> ObjectStore:
         """Return the object store, to change it; raises StoreGone if it is not the store that was opened."""
@@ -229,6 +250,7 @@ def open_repository(
     change_hints: bool = False,
     stages: Stages | None = None,
     store_id: str = "",
+    compression: Compression = "default",
 ) -> Repository:
     """Open a repository; raises NotAStore if there is none, unless `create` lets the first save create it.
 
@@ -244,7 +266,10 @@ def open_repository(
             raise NotAStore(f"{store.url} is not a store; create one with `holdfast -s {store.url} init`")
     counters = HandleCounters(stages=stages or Stages())
     hints = ChangeHints() if change_hints else None
-    return Repository(store, config, budget_bytes, counters=counters, identity=identity, hints=hints)
+    choice = choose_compression(store, compression)
+    return Repository(
+        store, config, budget_bytes, counters=counters, identity=identity, compression=choice, hints=hints
+    )
 
 
 def init_repository(store: ObjectStore) -> Config:

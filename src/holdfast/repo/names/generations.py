@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -55,12 +55,12 @@ def iter_stem_objects(store: ObjectStore, prefix: str) -> Iterator[tuple[str, di
         yield stem, {generation: info for (_, generation), info in group}
 
 
-def read_newest(store: ObjectStore, stem: str, *, likely: int | None = None) -> Newest:
+def read_newest(store: ObjectStore, stem: str, *, likely: Sequence[int] = ()) -> Newest:
     """Read the value of `stem`; raises Corrupt if its newest record is damaged: an older one would be outdated.
 
-    A store that wants many requests at once is asked for the generation `likely` while the generations are listed.
+    A store that wants many requests at once is asked for the generations `likely` while the generations are listed.
     """
-    if likely is not None and count_requests_at_once(store) > 1:
+    if likely and count_requests_at_once(store) > 1:
         newest = _read_likely(store, stem, likely)
         if newest:
             return newest
@@ -90,22 +90,24 @@ def _read_highest(store: ObjectStore, stem: str, generations: list[int]) -> Newe
     return Newest(stem, None, -1, next_generation)
 
 
-def _read_likely(store: ObjectStore, stem: str, likely: int) -> Newest | None:
-    """Read a generation and list all at the same time; None if it is not the highest, or torn."""
-    reads: list[Callable[[], list[int] | ReadRecord]] = [
-        partial(list_generations, store, stem),
-        partial(try_record, store, generation_key(stem, likely)),
-    ]
-    generations, found = run_together(store, reads)
+def _read_likely(store: ObjectStore, stem: str, likely: Sequence[int]) -> Newest | None:
+    """Read some generations and list all at the same time; None if the highest is none of them, or torn."""
+    reads: list[Callable[[], list[int] | ReadRecord]] = [partial(list_generations, store, stem)]
+    reads += [partial(try_record, store, generation_key(stem, generation)) for generation in likely]
+    generations, *found = run_together(store, reads)
     assert isinstance(generations, list)
-    assert isinstance(found, ReadRecord)
-    if generations[-1:] != [likely] or isinstance(found.error, NotFound):
+    highest = generations[-1] if generations else -1
+    if highest not in likely:
         return None
-    fields = found.take_fields()
+    read = found[likely.index(highest)]
+    assert isinstance(read, ReadRecord)
+    if isinstance(read.error, NotFound):
+        return None
+    fields = read.take_fields()
     if fields is None:
         return None
-    fields.expect(generation=likely)
-    return Newest(stem, fields, likely, likely + 1)
+    fields.expect(generation=highest)
+    return Newest(stem, fields, highest, highest + 1)
 
 
 @dataclass(frozen=True, slots=True)

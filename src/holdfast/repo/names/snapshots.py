@@ -78,7 +78,7 @@ class DamagedName:
 def read_name(store: ObjectStore, name: str, *, likely: int | None = None) -> NameState:
     """Read the current state of `name`, at once if its newest generation is `likely` (see `read_newest`)."""
     name = verify_name(name)
-    return _parse_state(read_newest(store, snapshot_stem(name), likely=likely), name)
+    return _parse_state(read_newest(store, snapshot_stem(name), likely=() if likely is None else (likely,)), name)
 
 
 def read_listed_name(store: ObjectStore, name: str, listed: Iterable[ObjectInfo]) -> NameState:

@@ -35,7 +35,7 @@ class Tag:
 def read_tag(store: ObjectStore, name: str) -> Tag | None:
     """Read a tag; None if it does not exist."""
     name = verify_name(name, what="tag")
-    return _parse_tag(read_newest(store, tag_stem(name), likely=0), name)
+    return _parse_tag(read_newest(store, tag_stem(name), likely=(0,)), name)
 
 
 def iter_tags(store: ObjectStore) -> Iterator[Tag | DamagedName]:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from holdfast.errors import Corrupt
 from holdfast.objects.blocks import PAGE_BYTES, copy_bytes
 from holdfast.repo.format.boxes import Box, Coordinates, is_span, overlap, relative, span_of, volume, whole
-from holdfast.repo.format.chunk import RAW, UNIT_BYTES, ChunkRef, Location
+from holdfast.repo.format.chunk import RAW, UNIT_BYTES, ChunkRef, Location, has_possible_size
 from holdfast.repo.format.entry import Entry, find_shape, iter_boxes
 
 STRETCH_BYTES: Final = 8 << 20
@@ -92,15 +92,24 @@ class Want:
         return self.ref.location
 
     @property
-    def is_plainly_stored(self) -> bool:
-        """Return whether the bytes at its location are the chunk's bytes, not compressed or inline."""
+    def is_packed(self) -> bool:
+        """Return whether the chunk is in a pack, in a form that this version can read."""
         at = self.ref.location
-        return at is not None and at.codec == RAW and at.stored_bytes == self.ref.size_bytes
+        return at is not None and has_possible_size(at.codec, at.stored_bytes, self.ref.size_bytes)
+
+    @property
+    def is_raw(self) -> bool:
+        """Return whether the stored bytes are the chunk's own, not encoded."""
+        return self.location.codec == RAW
 
     @property
     def is_whole(self) -> bool:
         """Return whether all of the chunk is wanted."""
         return self.size_bytes == self.ref.size_bytes
+
+    def find_target(self) -> memoryview | None:
+        """Return the memory for the whole chunk; None if only a part is wanted, or it is not contiguous there."""
+        return self.buffer[self.at : self.at + self.size_bytes] if self.is_whole and self.scatter is None else None
 
     def put(self, chunk: memoryview) -> None:
         """Copy the wanted bytes of `chunk` to the buffer."""
@@ -161,10 +170,10 @@ class Stretch:
         return self.stop - self.start
 
     def iter_parts(self, data: memoryview) -> Iterator[tuple[Want, memoryview]]:
-        """Yield each want with the bytes of its chunk; `data` is the whole stretch."""
+        """Yield each want with the stored bytes of its chunk; `data` is the whole stretch."""
         for want in self.wants:
             first = want.location.offset - self.start
-            yield want, data[first : first + want.ref.size_bytes]
+            yield want, data[first : first + want.location.stored_bytes]
 
     def narrow(self, wants: Sequence[Want]) -> Stretch:
         """Return the shortest stretch that contains some of its chunks."""
@@ -178,7 +187,8 @@ class Stretch:
         end = first.at
         for want in self.wants:
             in_pack, in_buffer = want.location.offset - self.start, want.at - first.at
-            if want.buffer is not first.buffer or not want.is_whole or want.scatter or in_pack != in_buffer:
+            is_direct = want.is_raw and want.is_whole and not want.scatter
+            if want.buffer is not first.buffer or not is_direct or in_pack != in_buffer:
                 return None
             end = want.at + want.size_bytes
         return first.buffer[first.at : end]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from time import perf_counter
 from types import TracebackType
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from typing_extensions import Self
 
@@ -21,7 +21,8 @@ from holdfast.objects.protocol import KeepingStore, LendingStore, MappableStore,
 from holdfast.objects.together import count_requests_at_once
 from holdfast.progress import LockedProgress, Progress
 from holdfast.repo.engine import Engine
-from holdfast.repo.format.chunk import RAW, UNIT_BYTES, ChunkRef, Location, verify_chunk
+from holdfast.repo.format.chunk import CHUNK_BYTES, RAW, UNIT_BYTES, ChunkRef, Location, verify_chunk, verify_location
+from holdfast.repo.format.codec import decode_into, open_stored
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import pack_key
 from holdfast.repo.format.manifest import Manifest
@@ -54,6 +55,14 @@ _MAP_ALIGNMENT: Final = 16
 _WINDOW_BYTES: Final = 64 << 20
 _FOLLOWS: Final = 8
 """How often a snapshot that was repacked is opened again before the read fails."""
+
+
+class StoredChunk(NamedTuple):
+    """A chunk that was read and verified: its bytes, and the bytes that are stored for it."""
+
+    raw: memoryview
+    stored: memoryview
+    codec: int
 
 
 class WriteObserver(Protocol):
@@ -117,6 +126,7 @@ class SnapshotReader:
             "holdfast-read", budget_bytes=repo.budget_bytes, waits=True, requests_at_once=self._at_once
         )
         self._blocks = BlockPool(BLOCK_BYTES, kept=self._engine.threads, huge=True)
+        self._decoded = BlockPool(CHUNK_BYTES, kept=self._engine.threads)
 
     def __enter__(self) -> Self:
         """Return the reader."""
@@ -190,7 +200,7 @@ class SnapshotReader:
                 watch.expect(name, parts)
         placed = []
         for want in wants:
-            if want.is_plainly_stored:
+            if want.is_packed:
                 placed.append(want)
             else:
                 self._put_chunk(want, watch)
@@ -259,8 +269,12 @@ class SnapshotReader:
 
     def read_chunk(self, entry: Entry, position: int) -> memoryview:
         """Read the chunk at `position` among the chunks of an entry."""
+        return self.read_stored(entry, position).raw
+
+    def read_stored(self, entry: Entry, position: int) -> StoredChunk:
+        """Do the same, and return the stored bytes as well: they can be copied as they are."""
         start = sum(ref.size_bytes for ref in entry.chunks[:position])
-        return self._read_chunk(entry, entry.chunks[position], start)
+        return self._read_any(entry, entry.chunks[position], start)
 
     def _read_batch(self, watch: WriteObserver | None, batch: Sequence[Stretch]) -> None:
         if self._lending is not None:
@@ -298,12 +312,12 @@ class SnapshotReader:
             if cached is None:
                 return stretch
             for want in stretch.wants:
-                data = cached.read(want.location.offset, want.ref.size_bytes)
-                # Always by the digest, whatever `verify` says: nothing else proves a cached byte.
-                if data is None or hash_bytes(data) != want.ref.digest:
+                data = cached.read(want.location.offset, want.location.stored_bytes)
+                chunk = None if data is None else _open_cached(want, data)
+                if data is None or chunk is None:
                     left.append(want)
                 else:
-                    self._put(want, data, watch)
+                    self._put(want, chunk, watch)
                     cache.count_use(hit_bytes=data.nbytes)
         return stretch.narrow(left) if left else None
 
@@ -329,18 +343,50 @@ class SnapshotReader:
         """Copy the chunks that are intact into their buffers, and return the others."""
         damaged = self._find_damaged(stretch, data)
         for want, part in stretch.iter_parts(data):
-            if not any(want is each for each in damaged):
-                self._put(want, part, watch)
+            if any(want is each for each in damaged):
+                continue
+            try:
+                self._write(want, part, watch)
+            except Corrupt:
+                damaged.append(want)
+                continue
+            self._end(want, watch)
         return damaged
+
+    def _write(self, want: Want, part: memoryview, watch: WriteObserver | None) -> None:
+        """Write the wanted bytes of a chunk to their buffer; raises Corrupt if its stored bytes, `part`, are not it."""
+        if watch is not None:
+            watch.begin(want.entry.name)
+        if want.is_raw:
+            want.put(part)
+            return
+        target = want.find_target()
+        if target is not None:
+            self._decode(want, part, target)
+            return
+        with self._decoded.lend() as block:
+            chunk = block[: want.ref.size_bytes]
+            self._decode(want, part, chunk)
+            want.put(chunk)
+
+    def _decode(self, want: Want, part: memoryview, target: memoryview) -> None:
+        with self._stages.time("decode", target.nbytes):
+            decode_into(part, target)
+        if self._verify == "full":
+            with self._stages.time("verify", target.nbytes):
+                verify_chunk(target, want.ref.digest, what=f"pack {want.location.pack_id}")
+
+    def _end(self, want: Want, watch: WriteObserver | None) -> None:
+        if watch is not None:
+            watch.end(want.entry.name)
+        self._advance([want])
 
     def _put(self, want: Want, data: memoryview, watch: WriteObserver | None) -> None:
         """Copy the wanted bytes of a chunk into their buffer."""
         if watch is not None:
             watch.begin(want.entry.name)
         want.put(data)
-        if watch is not None:
-            watch.end(want.entry.name)
-        self._advance([want])
+        self._end(want, watch)
 
     def _read_stretch(self, read_into: ReadInto, stretch: Stretch, watch: WriteObserver | None) -> None:
         """Read adjacent chunks: directly into the target buffer if they fit there, otherwise through a block."""
@@ -358,9 +404,7 @@ class SnapshotReader:
             data = block[before : before + stretch.size_bytes]
             self._verify_all(stretch, data)
             for want, part in stretch.iter_parts(data):
-                if watch is not None:
-                    watch.begin(want.entry.name)
-                want.put(part)
+                self._write(want, part, watch)
 
     def _fill(self, read_into: ReadInto, stretch: Stretch, start: int, target: memoryview) -> None:
         started = perf_counter()
@@ -373,15 +417,23 @@ class SnapshotReader:
             raise DigestMismatch(f"pack {stretch.pack_id} is damaged: a chunk does not match its digest")
 
     def _find_damaged(self, stretch: Stretch, data: memoryview) -> list[Want]:
-        """Return the chunks of a stretch that do not match their digests, as far as `verify` asks for that."""
+        """Return the chunks of a stretch that do not match their digests, as far as `verify` asks for that.
+
+        Encoded chunks are compared with their fingerprints, before they are decoded.
+        """
         if self._verify is False:
             return []
         started = perf_counter()
-        if self._verify == "full":
-            damaged = [want for want, part in stretch.iter_parts(data) if hash_bytes(part) != want.ref.digest]
-        else:
-            parts = stretch.iter_parts(data)
-            damaged = [want for want, part in parts if fingerprint(part) != want.location.fingerprint]
+        is_full = self._verify == "full"
+        damaged = [
+            want
+            for want, part in stretch.iter_parts(data)
+            if (
+                hash_bytes(part) != want.ref.digest
+                if is_full and want.is_raw
+                else fingerprint(part) != want.location.fingerprint
+            )
+        ]
         self._stages.add("verify", perf_counter() - started, data.nbytes)
         return damaged
 
@@ -389,12 +441,15 @@ class SnapshotReader:
         """Read one chunk, which begins at byte `start` of its entry, from any intact copy."""
         if ref.location is None and hash_bytes(ref.inline) == ref.digest:
             return memoryview(ref.inline)  # before building the error text: there may be millions of inline chunks
+        return self._read_any(entry, ref, start).raw
+
+    def _read_any(self, entry: Entry, ref: ChunkRef, start: int) -> StoredChunk:
         chunk = f"chunk {short_hex(ref.digest)} (bytes {start} to {start + ref.size_bytes})"
         what = f"{self.snapshot.name!r}, entry {entry.name!r}, {chunk}"
         if ref.location is None:
             data = memoryview(ref.inline)
             verify_chunk(data, ref.digest, what=f"{what}, inline in its manifest")
-            return data
+            return StoredChunk(data, data, RAW)
         try:
             return self._read_copy(ref, ref.location, what)
         except (NotFound, Corrupt, NewerFormat, StoreError) as error:
@@ -414,18 +469,26 @@ class SnapshotReader:
                     continue
             raise _describe_loss(error, what, ref.location) from error
 
-    def _read_copy(self, ref: ChunkRef, location: Location, what: str) -> memoryview:
+    def _read_copy(self, ref: ChunkRef, location: Location, what: str) -> StoredChunk:
         key = pack_key(location.pack_id)
-        if location.codec != RAW:
-            raise NewerFormat(
-                f"{what} is stored with codec {location.codec}, which this Holdfast does not know: upgrade"
-            )
-        if location.stored_bytes != ref.size_bytes:
-            raise Corrupt(f"{what}: {location.stored_bytes} bytes are stored instead of {ref.size_bytes}", key=key)
-        data = memoryview(bytearray(location.stored_bytes))
-        self._store.read_into(key, location.offset, data)
-        verify_chunk(data, ref.digest, what=f"{what}, pack {location.pack_id}")
-        return data
+        verify_location(location, ref.size_bytes, what=what, key=key)
+        stored = memoryview(bytearray(location.stored_bytes))
+        self._store.read_into(key, location.offset, stored)
+        chunk = StoredChunk(open_stored(location, stored, ref.size_bytes), stored, location.codec)
+        verify_chunk(chunk.raw, ref.digest, what=f"{what}, pack {location.pack_id}")
+        return chunk
+
+
+def _open_cached(want: Want, stored: memoryview) -> memoryview | None:
+    """Return a chunk whose stored bytes are in the cache; None if they are not what was written there.
+
+    Compares the digest, whatever `verify` says: nothing else proves a cached byte.
+    """
+    with suppress(Corrupt):
+        chunk = open_stored(want.location, stored, want.ref.size_bytes)
+        if hash_bytes(chunk) == want.ref.digest:
+            return chunk
+    return None
 
 
 def _describe_loss(error: Exception, what: str, location: Location) -> Exception:

@@ -15,7 +15,8 @@ from holdfast.objects.protocol import ObjectInfo, ObjectStore
 from holdfast.objects.together import iter_together
 from holdfast.progress import Progress, Silent
 from holdfast.repo.engine import Engine
-from holdfast.repo.format.chunk import CHUNK_BYTES, RAW, ChunkRef, Location
+from holdfast.repo.format.chunk import CHUNK_BYTES, ChunkRef, Location, has_possible_size
+from holdfast.repo.format.codec import open_stored
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import INDEX, MANIFESTS, PACKS, manifest_key, pack_key
 from holdfast.repo.format.manifest import decode_manifest
@@ -219,7 +220,7 @@ class Checker:
             return self._damage_at[at.pack_id, at.offset]
         rows = self._find_rows(at.pack_id)
         if at.pack_id in self._bad_footers:
-            if self._read and self._is_intact(at, ref.digest):
+            if self._read and self._is_intact(at, ref.digest, ref.size_bytes):
                 return ""
             return f"its pack is damaged: {self._bad_footers[at.pack_id]}"
         row = rows.get(at.offset)
@@ -246,15 +247,15 @@ class Checker:
         self._footers.put(pack_id, rows)
         return rows
 
-    def _is_intact(self, at: Location, digest: Digest) -> bool:
-        if at.codec != RAW or at.stored_bytes > CHUNK_BYTES:
+    def _is_intact(self, at: Location, digest: Digest, size_bytes: int) -> bool:
+        if size_bytes > CHUNK_BYTES or not has_possible_size(at.codec, at.stored_bytes, size_bytes):
             return False  # sizes in a manifest are not trusted, so memory for them is bounded
         data = memoryview(bytearray(at.stored_bytes))
         try:
             self._store.read_into(pack_key(at.pack_id), at.offset, data)
+            return hash_bytes(open_stored(at, data, size_bytes)) == digest
         except (NotFound, Corrupt, StoreError):
             return False
-        return hash_bytes(data) == digest
 
     def _report(self, problems: list[_Problem]) -> Iterator[Finding]:
         """Yield a finding for each affected chunk: a warning if the store has an intact copy, otherwise an error."""
@@ -284,7 +285,7 @@ class Checker:
                 for chunk in footer.chunks:
                     position = (pack_id, chunk.location.offset)
                     is_wanted = chunk.digest in wanted and chunk.digest not in found and position not in self._damage_at
-                    if is_wanted and self._is_intact(chunk.location, chunk.digest):
+                    if is_wanted and self._is_intact(chunk.location, chunk.digest, chunk.size_bytes):
                         found[chunk.digest] = pack_id
         return found
 

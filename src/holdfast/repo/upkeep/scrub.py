@@ -12,7 +12,8 @@ from holdfast.errors import Corrupt, NotFound, StoreError
 from holdfast.objects.blocks import BlockPool
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.engine import Engine
-from holdfast.repo.format.chunk import CHUNK_BYTES, RAW
+from holdfast.repo.format.chunk import BLOSC2, CHUNK_BYTES, RAW
+from holdfast.repo.format.codec import open_stored
 from holdfast.repo.format.layout import pack_key
 from holdfast.repo.format.pack import PAGE_BYTES, Footer, PackedChunk
 from holdfast.repo.stages import Stages
@@ -118,10 +119,13 @@ def _iter_batches(sections: Iterable[PackSection]) -> Iterator[tuple[list[PackSe
 
 
 def _is_intact(stored: memoryview, chunk: PackedChunk) -> bool:
-    # A codec of a later version cannot be decompressed here, but the fingerprint is that of the stored bytes.
-    if chunk.location.codec != RAW:
+    # A codec of a later version cannot be decoded here, but the fingerprint is that of the stored bytes.
+    if chunk.location.codec not in (RAW, BLOSC2):
         return fingerprint(stored) == chunk.location.fingerprint
-    return hash_bytes(stored) == chunk.digest
+    try:
+        return hash_bytes(open_stored(chunk.location, stored, chunk.size_bytes)) == chunk.digest
+    except Corrupt:
+        return False
 
 
 def _is_zero(padding: memoryview) -> bool:

@@ -18,7 +18,7 @@ from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.together import count_requests_at_once, run_together
 from holdfast.progress import Progress, Silent
 from holdfast.repo.engine import Engine
-from holdfast.repo.format.chunk import CHUNK_BYTES, ChunkRef, Location
+from holdfast.repo.format.chunk import CHUNK_BYTES, RAW, ChunkRef, Location
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import find_shelf, manifest_key, pack_key
 from holdfast.repo.format.pack import NewChunk, choose_alignment
@@ -26,7 +26,7 @@ from holdfast.repo.format.rank_manifests import Manifests, read_manifests, read_
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.roots import is_settled
 from holdfast.repo.names.snapshots import CommittedSnapshot, NameState, read_name
-from holdfast.repo.read.reader import SnapshotReader
+from holdfast.repo.read.reader import SnapshotReader, StoredChunk
 from holdfast.repo.upkeep.usage import read_usage
 from holdfast.repo.write.existing import ExistingChunks, is_whole, read_base, read_bases
 from holdfast.repo.write.packing import Packer
@@ -78,6 +78,8 @@ class Transferred(NamedTuple):
     """Bytes of chunks that were copied, and of values in the new manifests."""
     reused_bytes: int
     """Bytes of chunks that were already present in the target."""
+    stored_bytes: int
+    """What the new bytes take in the target."""
 
 
 def transfer_snapshot(job: Job, progress: Progress) -> Transferred:
@@ -114,7 +116,8 @@ def transfer_snapshot(job: Job, progress: Progress) -> Transferred:
 
             copied = transaction.commit(draft, move, rewrite=transfer.rewrite)
             new_bytes = transfer.moved_bytes + transfer.inline_bytes
-            return Transferred(copied, new_bytes, manifests.content_bytes - new_bytes)
+            stored_bytes = transfer.stored_bytes + transfer.inline_bytes
+            return Transferred(copied, new_bytes, manifests.content_bytes - new_bytes, stored_bytes)
     finally:
         progress.end()
 
@@ -175,6 +178,8 @@ class Transfer:
         """Finds chunks that are intact in packs of the target to which the new manifest must not refer."""
         self._stores = stores
         self.moved_bytes = 0
+        self.stored_bytes = 0
+        """What the moved bytes take in packs."""
         self.inline_bytes = 0
         """Bytes of values in manifests, which every copy writes again."""
         self._reader = reader
@@ -232,10 +237,10 @@ class Transfer:
                 self._known[step.ref.digest] = found
             else:
                 missing.append(step)
-        for step, data in zip(missing, self._read_missing(missing), strict=True):
-            self._append(step, data)
+        for step, chunk in zip(missing, self._read_missing(missing), strict=True):
+            self._append(step, chunk)
 
-    def _read_missing(self, missing: Sequence[_Step]) -> Iterable[memoryview]:
+    def _read_missing(self, missing: Sequence[_Step]) -> Iterable[StoredChunk]:
         if self.salvage:
             found = [(step, self.salvage.find(step.ref.digest, step.ref.size_bytes)) for step in missing]
             return self._work(self._read_salvaged, found)
@@ -249,28 +254,33 @@ class Transfer:
 
     def _choose_intact(self, asked: tuple[_Step, Sequence[Location]]) -> Location | None:
         step, candidates = asked
+        identity = step.ref.digest, step.ref.size_bytes
         reads_back = self._stores.reads_back
-        return next((at for at in candidates if not reads_back or self._existing.is_copy(at, step.ref.digest)), None)
+        return next((at for at in candidates if not reads_back or self._existing.is_copy(at, *identity)), None)
 
-    def _read_salvaged(self, found: tuple[_Step, Sequence[Location]]) -> memoryview:
+    def _read_salvaged(self, found: tuple[_Step, Sequence[Location]]) -> StoredChunk:
         step, candidates = found
         assert self.salvage is not None
-        intact = (self.salvage.read_copy(at, step.ref.digest) for at in candidates)
-        return next((data for data in intact if data is not None), None) or self._read(step)
+        intact = (self.salvage.read_copy(at, step.ref.digest, step.ref.size_bytes) for at in candidates)
+        return next((chunk for chunk in intact if chunk is not None), None) or self._read(step)
 
-    def _read(self, step: _Step) -> memoryview:
-        return self._reader.read_chunk(step.entry, step.position)
+    def _read(self, step: _Step) -> StoredChunk:
+        return self._reader.read_stored(step.entry, step.position)
 
-    def _append(self, step: _Step, data: memoryview) -> None:
+    def _append(self, step: _Step, chunk: StoredChunk) -> None:
+        """Append a chunk as it is stored in the source: verified, but not encoded again."""
         last = self._last
         is_next = last is not None and last.entry is step.entry and last.position + 1 == step.position
-        alignment = 1 if is_next else choose_alignment(step.entry.size_bytes - step.start)
-        (location,) = self._packer.append([NewChunk(step.ref.digest, data, alignment)])
+        is_raw = chunk.codec == RAW
+        alignment = 1 if is_next else choose_alignment(step.entry.size_bytes - step.start if is_raw else 0)
+        new = NewChunk(step.ref.digest, chunk.stored, alignment, None, chunk.codec, len(chunk.raw))
+        (location,) = self._packer.append([new])
         # Each pack when it is durable, not all of them at the end: a copy that was cut off is continued where it was.
         self._packer.write_index()
         self._known[step.ref.digest] = location
         self._last = step
-        self.moved_bytes += data.nbytes
+        self.moved_bytes += len(chunk.raw)
+        self.stored_bytes += location.stored_bytes
 
 
 def _iter_steps(entry: Entry) -> list[_Step]:
@@ -327,7 +337,8 @@ def copy_snapshot(
     done = transfer_snapshot(Job("copy", source, snapshot, target, state, bases), progress or Silent())
     copied, seconds = done.snapshot, time.monotonic() - started
     sizes = (copied.logical_bytes, done.new_bytes, done.reused_bytes)
-    return SaveResult(copied.name, copied.digest, copied.generation, *sizes, seconds)
+    stored_bytes = done.stored_bytes
+    return SaveResult(copied.name, copied.digest, copied.generation, *sizes, seconds, stored_bytes=stored_bytes)
 
 
 def restore_snapshot(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound
 from holdfast.objects.listing import list_together
@@ -19,6 +20,14 @@ PackPosition = tuple[str, int]
 """Pack id and offset of a stored chunk."""
 
 
+class ChunkSize(NamedTuple):
+    """The size of a stored chunk."""
+
+    stored_bytes: int
+    raw_bytes: int
+    """Before it was compressed."""
+
+
 @dataclass(frozen=True, slots=True)
 class SnapshotUsage:
     """The space that one snapshot takes."""
@@ -28,6 +37,8 @@ class SnapshotUsage:
     """Bytes of its chunks and manifests, each chunk counted once."""
     own_bytes: int
     """Bytes that no other snapshot uses: what deleting it can free."""
+    raw_bytes: int
+    """What `stored_bytes` would be if no chunk were compressed."""
 
     @property
     def shared_bytes(self) -> int:
@@ -61,6 +72,8 @@ class Usage:
     packs: tuple[PackUsage, ...]
     manifest_bytes: int
     live_manifest_bytes: int
+    saved_bytes: int
+    """How much smaller compression makes the chunks that snapshots use."""
 
     @property
     def logical_bytes(self) -> int:
@@ -120,6 +133,8 @@ class StoredBytes:
 
     packed_bytes: int
     """Its chunks in packs, each counted once."""
+    raw_bytes: int
+    """The same chunks before they were compressed."""
     manifest_bytes: int
     """Its manifests: names, specs, the tree with its plain values, and small values that are stored inline."""
     inline_bytes: int
@@ -135,25 +150,28 @@ def find_stored_bytes(manifests: Manifests) -> StoredBytes:
     """Return the bytes that a snapshot takes in the store."""
     chunks = (chunk for entry in manifests.iter_entries() for chunk in entry.chunks)
     inline_bytes = sum(chunk.size_bytes for chunk in chunks if chunk.location is None)
-    return StoredBytes(sum(dict(iter_positions(manifests)).values()), manifests.size_bytes, inline_bytes)
+    sizes = dict(iter_positions(manifests)).values()
+    packed, raw = sum(size.stored_bytes for size in sizes), sum(size.raw_bytes for size in sizes)
+    return StoredBytes(packed, raw, manifests.size_bytes, inline_bytes)
 
 
-def iter_positions(manifests: Manifests) -> Iterator[tuple[PackPosition, int]]:
-    """Yield the pack id, offset and stored size of every chunk that a snapshot refers to; repeated ones repeatedly."""
+def iter_positions(manifests: Manifests) -> Iterator[tuple[PackPosition, ChunkSize]]:
+    """Yield the pack id, offset and size of every chunk that a snapshot refers to; repeated ones repeatedly."""
     for entry in manifests.iter_entries():
         for ref in entry.chunks:
             if ref.location:
-                yield (ref.location.pack_id, ref.location.offset), ref.location.stored_bytes
+                size = ChunkSize(ref.location.stored_bytes, ref.size_bytes)
+                yield (ref.location.pack_id, ref.location.offset), size
 
 
 def read_usage(store: ObjectStore, snapshots: Sequence[CommittedSnapshot]) -> Usage:
     """Read the manifests of `snapshots`, all current ones of a store, and return the space they take."""
     users: dict[PackPosition, int] = {}
-    sizes: dict[PackPosition, int] = {}
+    sizes: dict[PackPosition, ChunkSize] = {}
     used: list[set[PackPosition]] = []
     manifest_bytes: list[int] = []
     for manifests in iter_manifests(store, [snapshot.manifest for snapshot in snapshots]):
-        positions: dict[PackPosition, int] = {}
+        positions: dict[PackPosition, ChunkSize] = {}
         manifest_bytes.append(0)
         if not isinstance(manifests, NotFound):  # else it was deleted and collected after it was listed
             read = take_read(manifests)
@@ -165,15 +183,18 @@ def read_usage(store: ObjectStore, snapshots: Sequence[CommittedSnapshot]) -> Us
             users[position] = users.get(position, 0) + 1
     usages = []
     for snapshot, positions_used, own_manifest in zip(snapshots, used, manifest_bytes, strict=True):
-        own = sum(sizes[position] for position in positions_used if users[position] == 1)
-        stored = sum(sizes[position] for position in positions_used)
-        usages.append(SnapshotUsage(snapshot, stored + own_manifest, own + own_manifest))
+        own = sum(sizes[position].stored_bytes for position in positions_used if users[position] == 1)
+        stored = sum(sizes[position].stored_bytes for position in positions_used)
+        raw = sum(sizes[position].raw_bytes for position in positions_used)
+        usages.append(SnapshotUsage(snapshot, stored + own_manifest, own + own_manifest, raw + own_manifest))
     live: dict[str, int] = {}
     for (pack_id, _), size in sizes.items():
-        live[pack_key(pack_id)] = live.get(pack_key(pack_id), 0) + size
+        live[pack_key(pack_id)] = live.get(pack_key(pack_id), 0) + size.stored_bytes
+    saved_bytes = sum(size.raw_bytes - size.stored_bytes for size in sizes.values())
     packs, all_manifests = list_together(store, (PACKS, MANIFESTS))
     all_manifest_bytes = sum(info.size_bytes for info in all_manifests)
-    return Usage(tuple(usages), tuple(_iter_measured(store, packs, live)), all_manifest_bytes, sum(manifest_bytes))
+    measured = tuple(_iter_measured(store, packs, live))
+    return Usage(tuple(usages), measured, all_manifest_bytes, sum(manifest_bytes), saved_bytes)
 
 
 def _iter_measured(store: ObjectStore, packs: Sequence[ObjectInfo], live: Mapping[str, int]) -> Iterator[PackUsage]:
@@ -203,7 +224,7 @@ def read_freed_bytes(
 ) -> int:
     """Return the bytes that only the snapshots `doomed` use, which deleting them can free."""
     names = {snapshot.name for snapshot in doomed}
-    positions: dict[PackPosition, int] = {}
+    positions: dict[PackPosition, ChunkSize] = {}
     manifest_bytes = 0
     for manifests in map(take_read, iter_manifests(store, [snapshot.manifest for snapshot in doomed])):
         manifest_bytes += manifests.size_bytes
@@ -212,4 +233,4 @@ def read_freed_bytes(
     for manifests in map(take_read, iter_manifests(store, others)):
         for position, _ in iter_positions(manifests):
             positions.pop(position, None)
-    return sum(positions.values()) + manifest_bytes
+    return sum(size.stored_bytes for size in positions.values()) + manifest_bytes

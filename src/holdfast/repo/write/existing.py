@@ -14,7 +14,8 @@ from holdfast.objects.blocks import BlockPool
 from holdfast.objects.listing import BoundedStore, iter_objects
 from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore
 from holdfast.objects.together import checks_uploads, count_requests_at_once, run_together
-from holdfast.repo.format.chunk import CHUNK_BYTES, RAW, Location
+from holdfast.repo.format.chunk import CHUNK_BYTES, Location, has_possible_size
+from holdfast.repo.format.codec import open_stored
 from holdfast.repo.format.layout import (
     SNAPSHOTS,
     may_start_with,
@@ -30,7 +31,7 @@ from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.generations import read_listed
 from holdfast.repo.names.roots import is_present, iter_needed
 from holdfast.repo.names.snapshots import CommittedSnapshot, parse_snapshot
-from holdfast.repo.read.reader import is_readable
+from holdfast.repo.read.reader import StoredChunk, is_readable
 
 _KEPT_BLOCKS: Final = 8
 _BASE_CANDIDATES: Final = 8
@@ -64,24 +65,24 @@ class ExistingChunks:
         """Yield what `find` returns, the likeliest location first; mostly the caller needs no more than that."""
         return (at for at in self._iter_candidates(digest, size_bytes) if self._is_usable(at, size_bytes))
 
-    def is_copy(self, location: Location, digest: Digest) -> bool:
+    def is_copy(self, location: Location, digest: Digest, size_bytes: int) -> bool:
         """Read a copy and return whether its bytes have `digest`; safe in any thread."""
         with self._blocks.lend() as block:
-            stored = self._read(location, block)
-            return stored is not None and hash_bytes(stored) == digest
+            chunk = self._read(location, block, size_bytes)
+            return chunk is not None and hash_bytes(chunk.raw) == digest
 
-    def read_copy(self, location: Location, digest: Digest) -> memoryview | None:
-        """Return the bytes of a copy, or None if it cannot be read or is damaged; safe in any thread."""
-        stored = self._read(location, memoryview(bytearray(location.stored_bytes)))
-        return stored if stored is not None and hash_bytes(stored) == digest else None
+    def read_copy(self, location: Location, digest: Digest, size_bytes: int) -> StoredChunk | None:
+        """Return a copy, or None if it cannot be read or is damaged; safe in any thread."""
+        chunk = self._read(location, memoryview(bytearray(location.stored_bytes)), size_bytes)
+        return chunk if chunk is not None and hash_bytes(chunk.raw) == digest else None
 
     def is_intact(self, location: Location, data: memoryview) -> bool:
         """Read a copy and return whether it equals `data`; safe in any thread."""
         # The version from before the read: if the pack changes during the read, the remembered version is outdated.
         pack = self._find_pack(location.pack_id)
         with self._blocks.lend() as block:
-            stored = self._read(location, block)
-            is_same = stored is not None and fingerprint(stored) == fingerprint(data)
+            chunk = self._read(location, block, len(data))
+            is_same = chunk is not None and fingerprint(chunk.raw) == fingerprint(data)
         if is_same and pack:
             self._proven.add(location, version=pack.version)
         else:
@@ -127,13 +128,13 @@ class ExistingChunks:
         except NotFound:
             return pack_id, None
 
-    def _read(self, location: Location, block: memoryview) -> memoryview | None:
+    def _read(self, location: Location, block: memoryview, size_bytes: int) -> StoredChunk | None:
         stored = block[: location.stored_bytes]
         try:
             self._store.read_into(pack_key(location.pack_id), location.offset, stored)
+            return StoredChunk(open_stored(location, stored, size_bytes), stored, location.codec)
         except (NotFound, Corrupt, StoreError):
             return None  # an unreadable sector counts as damage: the chunk is written again, and the save succeeds
-        return stored
 
     def _iter_candidates(self, digest: Digest, size_bytes: int) -> Iterator[Location]:
         for base, rows in self._bases:
@@ -142,7 +143,8 @@ class ExistingChunks:
         yield from self._index.find(digest, size_bytes)
 
     def _is_usable(self, location: Location, size_bytes: int) -> bool:
-        if pack_key(location.pack_id) in self._avoid or location.codec != RAW or location.stored_bytes != size_bytes:
+        is_possible = has_possible_size(location.codec, location.stored_bytes, size_bytes)
+        if pack_key(location.pack_id) in self._avoid or not is_possible:
             return False
         pack = self._find_pack(location.pack_id)
         return pack is not None and location.offset + location.stored_bytes <= pack.size_bytes

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import groupby, zip_longest
 from time import perf_counter
 from typing import Final, NamedTuple
 
@@ -13,13 +13,15 @@ from holdfast.errors import SourceChanged
 from holdfast.objects.blocks import BlockPool, LentBlock, copy_bytes
 from holdfast.progress import Progress
 from holdfast.repo.engine import Engine
-from holdfast.repo.format.chunk import CHUNK_BYTES, INLINE_BYTES, ChunkRef, Location
+from holdfast.repo.format.chunk import BLOSC2, CHUNK_BYTES, INLINE_BYTES, RAW, ChunkRef, Location
+from holdfast.repo.format.codec import CodecLevel
 from holdfast.repo.format.entry import ChunkRows
-from holdfast.repo.format.pack import NewChunk, choose_alignment
+from holdfast.repo.format.pack import LINE_BYTES, NewChunk, choose_alignment
 from holdfast.repo.format.source import SourceChunk, iter_groups
 from holdfast.repo.handle.remembered import HINTED_BYTES, ChangeHints
 from holdfast.repo.read.read_plan import READ_COST_BYTES
 from holdfast.repo.stages import Stages
+from holdfast.repo.write.encoding import ChunkEncoder
 from holdfast.repo.write.existing import ExistingChunks
 from holdfast.repo.write.packing import Packer
 
@@ -46,6 +48,10 @@ class HashedChunk(NamedTuple):
     """Taken before the digest, if the chunk is probably new; reveals a change between hashing and writing."""
     is_ours: bool = False
     """The bytes are our own copy, which no other code can change, and the fingerprint is that of the copy."""
+    encoded: bytes | None = None
+    """The bytes to store instead, if the chunk was encoded; empty if it does not shrink, and is stored raw."""
+    encoded_print: bytes = b""
+    """The fingerprint of these bytes."""
 
 
 class HashedBatch(NamedTuple):
@@ -73,11 +79,13 @@ class Hasher:
         staged_bytes: int | None = None,
         huge_pages: bool = True,
         hints: ChangeHints | None = None,
+        encoder: ChunkEncoder | None = None,
     ) -> None:
         """Hash `batch_bytes` at a time; with `hints`, reuse the digests of memory that has not changed since.
 
         Batches of at least `staged_bytes` that are probably new are copied before they are hashed, if the budget is
-        not small; with `huge_pages`, to blocks of such pages.
+        not small; with `huge_pages`, to blocks of such pages. With an `encoder`, chunks that are probably new are
+        encoded as well, from where they are.
         """
         self.new_share = 0.0
         """Share of new bytes in the last batch; predicts the next. Unless it is 0, chunks get a fingerprint first."""
@@ -86,10 +94,16 @@ class Hasher:
         self._batch_bytes = batch_bytes
         self._staged_bytes = staged_bytes if engine.budget_bytes >= _STAGED_BUDGET_BYTES else None
         self._hints = hints
+        self._encoder = None if encoder is None or encoder.is_off else encoder
         # Room for gaps: they take less than an eighth, except between chunks from the middle of many sources. A batch
         # that does not fit is hashed without being staged.
         largest_bytes = max(batch_bytes, CHUNK_BYTES)
         self._blocks = BlockPool(largest_bytes + largest_bytes // 8, kept=_KEPT_BLOCKS, huge=huge_pages)
+
+    @property
+    def encodes(self) -> bool:
+        """Whether new chunks may be encoded."""
+        return self._encoder is not None
 
     def iter_batches(self, chunks: Iterable[SourceChunk]) -> Iterator[HashedBatch]:
         """Yield all chunks in order, in batches, while the next batches are read and hashed in the background."""
@@ -98,7 +112,8 @@ class Hasher:
             if is_small:
                 yield from map(self._hash_batch, alike)
             else:
-                sized = ((batch, _count_bytes(batch)) for batch in alike)
+                copies = 1 if self._encoder is None else 2  # the encoded bytes are in memory, too
+                sized = ((batch, copies * _count_bytes(batch)) for batch in alike)
                 yield from self.engine.iter_results(self._stage_or_hash, sized)
 
     def iter_digests(self, chunks: Iterable[SourceChunk]) -> Iterator[ChunkRef]:
@@ -107,19 +122,55 @@ class Hasher:
             yield from (ChunkRef(item.digest, item.data.nbytes, None) for item in batch.items)
 
     def _stage_or_hash(self, batch: Sequence[SourceChunk]) -> HashedBatch:
+        if self.new_share < _STAGED_SHARE:
+            return self._hash_batch(batch)
+        if self._encoder is not None:
+            levels = [self._encoder.choose(chunk.stop - chunk.start, chunk.source.item_bytes) for chunk in batch]
+            if any(levels):
+                return self._hash_batch(batch, levels)
         least = self._staged_bytes
-        if least is None or self.new_share < _STAGED_SHARE or _count_bytes(batch) < least:
+        if least is None or _count_bytes(batch) < least:
             return self._hash_batch(batch)
         return self._stage_batch(batch)
 
-    def _hash_batch(self, batch: Sequence[SourceChunk]) -> HashedBatch:
-        started = perf_counter()
+    def encode_new(self, items: Sequence[HashedChunk]) -> list[HashedChunk]:
+        """Return chunks that turned out to be new; those that were not encoded yet are encoded now, on all cores."""
+        encoder = self._encoder
+        if encoder is None:
+            return list(items)
+        levels = [
+            None if item.encoded is not None else encoder.choose(len(item.data), item.chunk.source.item_bytes)
+            for item in items
+        ]
+        # Only what has to be encoded: it waits until the batches that are hashed ahead are done.
+        wanted = ((pair, len(pair[0].data)) for pair in zip(items, levels, strict=True) if pair[1])
+        encoded = self.engine.iter_results(lambda pair: self._encode(*pair), wanted)
+        return [item if level is None else next(encoded) for item, level in zip(items, levels, strict=True)]
+
+    def _encode(self, item: HashedChunk, level: CodecLevel | None) -> HashedChunk:
+        """Encode a chunk; raises SourceChanged if its bytes are no longer those that were hashed."""
+        if level is None or self._encoder is None:
+            return item
+        encoded = self._encoder.encode(item.data, level, item.chunk.source.item_bytes)
+        if encoded is None:
+            return item._replace(encoded=b"")
+        is_same = hash_bytes(item.data) == item.digest if item.fingerprint is None else _has_print(item)
+        if not is_same:
+            raise _make_changed(item)
+        return item._replace(encoded=encoded, encoded_print=fingerprint(encoded))
+
+    def _hash_batch(self, batch: Sequence[SourceChunk], levels: Sequence[CodecLevel | None] = ()) -> HashedBatch:
+        """Hash chunks, and encode each by its level, if there are levels, while it is in the CPU cache."""
+        seconds = 0.0
         items = []
-        for chunk in batch:
+        for chunk, level in zip_longest(batch, levels):
+            started = perf_counter()
             data = _read(chunk)
             before = fingerprint(data) if self.new_share else None
-            items.append(HashedChunk(chunk, data, self._hash(chunk, data), before))
-        self._stages.add("hash", perf_counter() - started, _count_bytes(batch))
+            item = HashedChunk(chunk, data, self._hash(chunk, data), before)
+            seconds += perf_counter() - started
+            items.append(item if level is None else self._encode(item, level))
+        self._stages.add("hash", seconds, _count_bytes(batch))
         return HashedBatch(items)
 
     def _stage_batch(self, batch: Sequence[SourceChunk]) -> HashedBatch:
@@ -160,12 +211,17 @@ class Filler:
     ) -> None:
         """Search `existing`, write to `packer`; with `verify_reuse`, read each stored copy before it is reused."""
         self.new_bytes = 0
+        """Bytes of the chunks that were written, and of values in manifests."""
+        self.stored_bytes = 0
+        """What they take in the store."""
         self._hasher = hasher
         self._existing = existing
         self._packer = packer
         self._stages = stages
         self._verify_reuse = verify_reuse
         self._known: dict[Digest, Location] = {}
+        self._encoded_sizes: dict[Digest, int] = {}
+        """The raw sizes of known chunks that are stored encoded."""
         self.lost: set[Digest] = set()
         """Chunks that were reused before their copy was found to be damaged: the caller must `rewrite` them."""
         self._last: SourceChunk | None = None
@@ -177,7 +233,7 @@ class Filler:
         for batch in self._hasher.iter_batches(chunks):
             self._packer.keep_alive()
             with self._stages.time("look up"):
-                self._known.update(self._find_reusable(batch.items))
+                self._note_known(batch.items, self._find_reusable(batch.items))
             before, size_bytes = self.new_bytes, batch.size_bytes
             refs.extend(self._write(batch))
             self._hasher.new_share = (self.new_bytes - before) / size_bytes if size_bytes else 0.0
@@ -193,7 +249,7 @@ class Filler:
         if damaged:
             # Damage is seldom a single chunk. Others of the same pack may have been reused without being read.
             used = ((digest, at) for digest, at in self._known.items() if at.pack_id in damaged)
-            self.lost |= {digest for digest, at in used if not self._existing.is_copy(at, digest)}
+            self.lost |= {digest for digest, at in used if not self._is_copy(digest, at)}
         if not self.lost:
             return refs
         found = {ref.digest: (chunk, ref) for chunk, ref in zip(chunks, refs, strict=True) if ref.digest in self.lost}
@@ -201,6 +257,15 @@ class Filler:
         renewed = ChunkRows()
         renewed.extend(moved.get(ref.digest, ref) for ref in refs)
         return renewed
+
+    def _note_known(self, items: Iterable[HashedChunk], found: Mapping[Digest, Location]) -> None:
+        self._known.update(found)
+        for item in items if any(at.codec != RAW for at in found.values()) else ():
+            if item.digest in found and found[item.digest].codec != RAW:
+                self._encoded_sizes[item.digest] = len(item.data)
+
+    def _is_copy(self, digest: Digest, at: Location) -> bool:
+        return self._existing.is_copy(at, digest, self._encoded_sizes.get(digest, at.stored_bytes))
 
     def rewrite(self, chunks: Sequence[SourceChunk], expected: Sequence[ChunkRef]) -> list[ChunkRef]:
         """Write chunks again whose stored copies must not be reused, even if the store has other copies."""
@@ -227,17 +292,18 @@ class Filler:
             self._append(packed, block=block)
         else:
             if new:
-                self._append(list(new.values()))
+                self._append(self._hasher.encode_new(list(new.values())))
             if block:
                 block.release()
         refs: list[ChunkRef] = []
-        for _, data, digest, _, _ in batch.items:
+        for _, data, digest, *_ in batch.items:
             size = len(data)
             if size > INLINE_BYTES:
                 refs.append(ChunkRef(digest, size, known[digest]))
             else:
                 refs.append(ChunkRef(digest, size, None, bytes(data)))
                 self.new_bytes += size
+                self.stored_bytes += size
         return refs
 
     def _append(self, items: Sequence[HashedChunk], *, block: LentBlock | None = None) -> None:
@@ -245,13 +311,10 @@ class Filler:
         with self._stages.time("append", size_bytes):
             locations = self._packer.append(self._align(items), block=block)
         for item, location in zip(items, locations, strict=True):
-            if not _is_what_was_hashed(item, location):
-                # Other code writes to this memory: the stored bytes would not match their digest.
-                raise SourceChanged(
-                    f"{item.chunk.source.name!r} changed while it was being saved; nothing was committed."
-                    " Save when no other code writes to it, or save a copy (save_async)"
-                )
-            self._known[item.digest] = location
+            if not item.encoded and not _is_what_was_hashed(item, location):
+                raise _make_changed(item)
+            self.stored_bytes += location.stored_bytes
+        self._note_known(items, {item.digest: at for item, at in zip(items, locations, strict=True)})
         self._last = items[-1].chunk
         self.new_bytes += size_bytes
 
@@ -259,8 +322,15 @@ class Filler:
         """Choose alignments: a chunk that follows the one before it in the same source needs no gap."""
         chunks: list[NewChunk] = []
         last = self._last
-        for chunk, data, digest, known, is_ours in items:
-            chunks.append(NewChunk(digest, data, _choose_alignment(chunk, last), known if is_ours else None))
+        for chunk, data, digest, known, is_ours, encoded, encoded_print in items:
+            alignment = _choose_alignment(chunk, last)
+            if encoded:
+                # Nobody maps encoded bytes, so they need no page of their own.
+                stored = memoryview(encoded)
+                place = min(alignment, LINE_BYTES)
+                chunks.append(NewChunk(digest, stored, place, encoded_print, BLOSC2, len(data)))
+            else:
+                chunks.append(NewChunk(digest, data, alignment, known if is_ours else None))
             last = chunk
         return chunks
 
@@ -270,7 +340,7 @@ class Filler:
             return {}
         self._existing.read_packs(
             (digest, len(data))
-            for _, data, digest, _, _ in batch
+            for _, data, digest, *_ in batch
             if len(data) > INLINE_BYTES and digest not in self._known
         )
         sure: dict[Digest, Location] = {}
@@ -340,6 +410,18 @@ def _count_bytes(batch: Sequence[SourceChunk]) -> int:
 
 def _is_small(batch: Sequence[SourceChunk]) -> bool:
     return _count_bytes(batch) < _SMALL_BYTES * len(batch)
+
+
+def _has_print(item: HashedChunk) -> bool:
+    return fingerprint(item.data) == item.fingerprint
+
+
+def _make_changed(item: HashedChunk) -> SourceChanged:
+    """Return the error for memory that other code writes to: the stored bytes would not match their digest."""
+    return SourceChanged(
+        f"{item.chunk.source.name!r} changed while it was being saved; nothing was committed."
+        " Save when no other code writes to it, or save a copy (save_async)"
+    )
 
 
 def _is_what_was_hashed(item: HashedChunk, written: Location) -> bool:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from time import perf_counter
+from typing import Final
 
 from holdfast.errors import NotFound, StoreError
 from holdfast.objects.blocks import LentBlock
 from holdfast.objects.thread_pool import Task, ThreadPool
 from holdfast.objects.together import checks_uploads
-from holdfast.repo.format.chunk import Location
+from holdfast.repo.format.chunk import RAW, Location
 from holdfast.repo.format.layout import new_file_id, pack_key
 from holdfast.repo.format.pack import PACK_LIMIT_BYTES, PAGE_BYTES, NewChunk, PackBuilder, PackedChunk
+from holdfast.repo.handle.compression import Speeds
 from holdfast.repo.handle.index import ChunkIndex
 from holdfast.repo.handle.remembered import VerifiedChunks
 from holdfast.repo.names.leases import KeptAlive
@@ -21,23 +24,39 @@ from holdfast.repo.write.shares import Shares
 
 _log = logging.getLogger(__name__)
 
+_RECENT_BYTES: Final = 32 << 20
+"""After so many bytes, the speed of a store that is written to while a pack is filled is measured anew."""
+
 
 class Packer:
     """The packs of one save; used by one thread."""
 
     def __init__(
-        self, index: ChunkIndex, lease: KeptAlive, shares: Shares, *, proven: VerifiedChunks | None = None
+        self,
+        index: ChunkIndex,
+        lease: KeptAlive,
+        shares: Shares,
+        *,
+        proven: VerifiedChunks | None = None,
+        speeds: Speeds | None = None,
+        declare_codec: Callable[[], object] = bool,
     ) -> None:
         """Write packs to the store of `index` under `lease`, the first one when a chunk is appended.
 
-        Packs that are durable are added to `proven`, unless the store proves what it keeps.
+        Packs that are durable are added to `proven`, unless the store proves what it keeps; how long they took, to
+        `speeds`. `declare_codec` is called before the first encoded chunk: it makes older versions refuse the store.
         """
         self._store = index.store
         self._index = index
         self._lease = lease
         self._pack_bytes = shares.pack_bytes
         self._proven = None if checks_uploads(self._store) else proven
+        self._speeds = speeds or Speeds()
+        self._declare_codec = declare_codec
+        self._is_declared = False
         self._sending = PacksInFlight(shares.packs_in_flight)
+        self._write_s = 0.0
+        self._recent_bytes, self._recent_s = 0, 0.0
         self._open: PackBuilder | None = None
         self._unindexed: list[PackedChunk] = []
         self._unindexed_bytes = 0
@@ -45,9 +64,13 @@ class Packer:
     def append(self, chunks: Sequence[NewChunk], *, block: LentBlock | None = None) -> list[Location]:
         """Append chunks, to a new pack if the open one is full; return their locations. See `append_chunks`."""
         self.keep_alive()
+        if not self._is_declared and any(chunk.codec != RAW for chunk in chunks):
+            # Durable before any pack or manifest that needs it is visible.
+            self._declare_codec()
+            self._is_declared = True
         if self._open is not None and self._open.is_full:
             pack, self._open = self._open, None
-            self._note_durable(self._sending.send(pack))
+            self._note_durable(self._sending.send(self._time(pack)))
             # As often as with packs of full size: fragments have to be merged later.
             if self._unindexed_bytes >= PACK_LIMIT_BYTES:
                 self.write_index()
@@ -57,7 +80,24 @@ class Packer:
             # A run that continues in a new pack starts there, so it needs the alignment of a start.
             if chunks[0].alignment == 1:
                 chunks = [chunks[0]._replace(alignment=PAGE_BYTES), *chunks[1:]]
-        return self._open.append_chunks(chunks, block=block)
+        started, before = perf_counter(), self._open.size_bytes
+        locations = self._open.append_chunks(chunks, block=block)
+        self._note_written(self._open.size_bytes - before, perf_counter() - started)
+        return locations
+
+    def _note_written(self, size_bytes: int, seconds: float) -> None:
+        """Note how long the store took for bytes of the open pack; now and then, if they are written at once."""
+        self._write_s += seconds
+        self._recent_bytes, self._recent_s = self._recent_bytes + size_bytes, self._recent_s + seconds
+        if self._recent_bytes >= _RECENT_BYTES:
+            if not self._sending.limit:
+                self._speeds.note_stored(self._recent_bytes, self._recent_s)
+            self._recent_bytes, self._recent_s = 0, 0.0
+
+    def _time(self, pack: PackBuilder) -> TimedPack:
+        """Return a full pack to be sent; takes with it the time that its appends have taken."""
+        write_s, self._write_s = self._write_s, 0.0
+        return TimedPack(pack, self._speeds, write_s, at_once=max(self._sending.limit, 1))
 
     def keep_alive(self) -> None:
         """Renew the lease if it is due. Call it even while nothing is appended: hashing and lookups take long."""
@@ -68,7 +108,7 @@ class Packer:
         if self._open is not None:
             pack, self._open = self._open, None
             # On this thread: nothing is left to be done meanwhile.
-            self._note_durable(self._sending.seal_here(pack))
+            self._note_durable(self._sending.seal_here(self._time(pack)))
         self._note_durable(self._sending.wait())
 
     def write_index(self) -> None:
@@ -103,40 +143,61 @@ class Packer:
             self._proven.add_pack(pack_id, version=self._store.stat(pack_key(pack_id)).version)
 
 
+class TimedPack:
+    """A full pack, and how long the store takes for it."""
+
+    def __init__(self, pack: PackBuilder, speeds: Speeds, write_s: float, *, at_once: int) -> None:
+        """Add what `seal` takes, and `write_s` before it, to `speeds`; the store takes `at_once` packs at a time."""
+        self.pack = pack
+        self._speeds = speeds
+        self._write_s = write_s
+        self._at_once = at_once
+
+    def seal(self) -> int:
+        """Seal the pack, as `PackBuilder.seal`."""
+        started = perf_counter()
+        size_bytes = self.pack.seal()
+        # A pack that shares the link with others takes longer by as much. If it is alone, the store could do more.
+        seconds = self._write_s + perf_counter() - started
+        self._speeds.note_stored(size_bytes, seconds / self._at_once)
+        return size_bytes
+
+
 class PacksInFlight:
     """Packs that are sent to the store on threads of their own, while the caller fills the next; for one thread."""
 
     def __init__(self, limit: int) -> None:
         """Send at most `limit` packs at a time; with 0, each is sealed on the caller's thread."""
-        self._limit = limit
+        self.limit = limit
         self._pool: ThreadPool | None = None
         self._waiting: deque[tuple[PackBuilder, Task[int]]] = deque()
 
-    def send(self, pack: PackBuilder) -> list[PackBuilder]:
+    def send(self, timed: TimedPack) -> list[PackBuilder]:
         """Begin to seal a pack, after waiting for room; return packs that are durable now. Raises their errors."""
-        if not self._limit:
-            return self.seal_here(pack)
+        if not self.limit:
+            return self.seal_here(timed)
+        pack = timed.pack
         durable = []
         try:
-            while len(self._waiting) >= self._limit:
+            while len(self._waiting) >= self.limit:
                 durable.append(self._take_first())
         except BaseException:
             pack.abort()
             raise
-        self._pool = self._pool or ThreadPool("holdfast-upload", self._limit)
+        self._pool = self._pool or ThreadPool("holdfast-upload", self.limit)
         # In the list before it can start: an interrupt at any point must find it there.
-        self._waiting.append((pack, Task(self._pool, pack.seal)))
+        self._waiting.append((pack, Task(self._pool, timed.seal)))
         self._pool.enqueue(self._waiting[-1][1])
         return durable
 
-    def seal_here(self, pack: PackBuilder) -> list[PackBuilder]:
+    def seal_here(self, timed: TimedPack) -> list[PackBuilder]:
         """Seal a pack on this thread and return it."""
         try:
-            pack.seal()
+            timed.seal()
         except BaseException:
-            pack.abort()
+            timed.pack.abort()
             raise
-        return [pack]
+        return [timed.pack]
 
     def wait(self) -> list[PackBuilder]:
         """Return all packs that were being sent, when they are durable; raises the error of the first that failed."""

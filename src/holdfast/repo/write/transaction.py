@@ -109,7 +109,9 @@ class Transaction:
         self._lease: Lease | None = None
         self.lease_id = ""
         shares = share_budget(self._store, repo.budget_bytes)
-        self.packer = Packer(repo.index, self, shares, proven=repo.proven)
+        self.packer = Packer(
+            repo.index, self, shares, proven=repo.proven, speeds=repo.speeds, declare_codec=repo.declare_codec
+        )
         self._name = ""
         self._state: NameState | None = None
         # Before the commit, on the coordinator: the store is still the same, and what a withdrawal would restore.

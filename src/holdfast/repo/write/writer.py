@@ -32,6 +32,7 @@ from holdfast.repo.format.entry import NO_RANK, ChunkRows, Entry, EntryRows, dig
 from holdfast.repo.format.layout import find_shelf, verify_name
 from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.format.source import Source, SourceChunk, SourceChunks
+from holdfast.repo.handle.compression import Compression, verify_compression
 from holdfast.repo.handle.config import Config
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.roots import is_settled
@@ -43,6 +44,7 @@ from holdfast.repo.names.snapshots import (
     read_name,
     read_snapshot,
 )
+from holdfast.repo.write.encoding import ChunkEncoder
 from holdfast.repo.write.existing import ExistingChunks, is_whole, list_names, read_base, read_bases
 from holdfast.repo.write.fill import Filler, Hasher
 from holdfast.repo.write.shares import share_budget
@@ -75,6 +77,8 @@ class SaveResult:
     """The name already had exactly this content; nothing was written."""
     divergent: tuple[str, ...] = ()
     """Leaves that differed between ranks without being declared per-rank; every rank's value was saved."""
+    stored_bytes: int = 0
+    """What `new_bytes` take in the store: fewer if chunks were compressed."""
 
     def __repr__(self) -> str:
         """Show name, digest, size, how much of it was new, and the time."""
@@ -86,7 +90,7 @@ class SaveResult:
         facts = [("digest", short_hex(self.digest)), ("size", format_bytes(self.logical_bytes))]
         facts += [("time", f"{self.seconds:.2f} s"), ("generation", str(self.generation))]
         share = self.new_bytes / max(self.new_bytes + self.reused_bytes, 1)
-        new = f"{format_bytes(self.new_bytes)} new, {format_bytes(self.reused_bytes)} already present"
+        new = f"{self.describe_new()}, {format_bytes(self.reused_bytes)} already present"
         note = f"differs between ranks: {list_some(self.divergent, 5)}" if self.divergent else ""
         return render_card(Card("Saved", self.name, facts, Bar(share, new), note=note))
 
@@ -94,7 +98,17 @@ class SaveResult:
         size = format_bytes(self.logical_bytes)
         if self.existed:
             return f"{size}, the same content was already present"
-        return f"{size}, {format_bytes(self.new_bytes)} new, in {self.seconds:.2f} s"
+        return f"{size}, {self.describe_new()}, in {self.seconds:.2f} s"
+
+    def describe_new(self) -> str:
+        """Return how much was new and, if it was compressed, how much was stored: "3.0 GB new, stored in 2.2 GB"."""
+        return describe_new(self.new_bytes, self.stored_bytes)
+
+
+def describe_new(new_bytes: int, stored_bytes: int) -> str:
+    """Return how much was new and, if it was compressed, how much was stored."""
+    stored = f", stored in {format_bytes(stored_bytes)}" if stored_bytes < new_bytes else ""
+    return f"{format_bytes(new_bytes)} new{stored}"
 
 
 class Placement(NamedTuple):
@@ -134,6 +148,8 @@ class Request:
     verify_reuse: bool = True
     """Read every chunk that is reused, and write it again if it is damaged. If False, or if the store checks what it is
     sent (`checked_uploads`), check only that it is present."""
+    compression: Compression = "default"
+    """How new chunks are stored; "default": as the repository was opened."""
     watch: Callable[[Sequence[Entry]], None] | None = None
     """Called with the entries of this process when all their bytes have been read, perhaps more than once. The entries
     are valid during the call."""
@@ -156,7 +172,7 @@ def save(
     progress = progress or Silent()
     saving: _Saving | None = None
     try:
-        with make_hasher(repo) as hasher:
+        with make_hasher(repo, request.compression) as hasher:
             saving = _Saving(repo, request, ranks, hasher, progress)
             result = saving.find_same() or saving.run()
         return replace(result, seconds=time.monotonic() - started)
@@ -167,8 +183,10 @@ def save(
 
 
 @contextmanager
-def make_hasher(repo: Repository) -> Iterator[Hasher]:
+def make_hasher(repo: Repository, compression: Compression = "default") -> Iterator[Hasher]:
     """Yield a hasher with threads and memory for one save."""
+    verify_compression(compression)
+    choice = repo.compression if compression == "default" else compression
     shares = share_budget(repo.store, repo.budget_bytes)
     with Engine("holdfast-hash", budget_bytes=shares.hash_bytes, waits=False) as engine:
         yield Hasher(
@@ -178,6 +196,7 @@ def make_hasher(repo: Repository) -> Iterator[Hasher]:
             staged_bytes=shares.staged_bytes,
             huge_pages=shares.huge_pages,
             hints=repo.hints,
+            encoder=ChunkEncoder(choice, repo.speeds, repo.counters.stages),
         )
 
 
@@ -294,19 +313,21 @@ class _Saving:
                 self.is_committed = True
         finally:
             self._progress.end()
-        sizes = self._add_up(filler().new_bytes)
-        return SaveResult(request.name, snapshot.digest, snapshot.generation, snapshot.logical_bytes, *sizes, 0.0)
+        new, reused, stored = self._add_up(filler())
+        sizes = (snapshot.logical_bytes, new, reused, 0.0)
+        return SaveResult(request.name, snapshot.digest, snapshot.generation, *sizes, stored_bytes=stored)
 
-    def _add_up(self, new_bytes: int) -> tuple[int, int]:
-        """Return the bytes that all ranks wrote and reused; only this rank's, if not all ranks answer."""
-        own = (new_bytes, self._own_bytes - new_bytes)
+    def _add_up(self, filler: Filler) -> tuple[int, int, int]:
+        """Return the bytes that all ranks wrote, reused and stored; only this rank's, if not all ranks answer."""
+        own = (filler.new_bytes, self._own_bytes - filler.new_bytes, filler.stored_bytes)
         try:
             gathered = self._ranks.all_gather("done", lambda: own)
         except RankError as error:
             # The snapshot is committed, so this is no error. The next collective call reports the failed rank.
             _log.warning("%r was saved, but not all ranks answered afterwards: %s", self._request.name, error)
             return own
-        return sum(new for new, _ in gathered), sum(reused for _, reused in gathered)
+        new, reused, stored = (sum(each) for each in zip(*gathered, strict=True))
+        return new, reused, stored
 
     def _read_bases(self) -> list[Manifest]:
         """Read the manifests whose chunks this save probably reuses.
@@ -342,8 +363,8 @@ class _Saving:
         """Raise StoreFull before writing if the new bytes do not fit; hashes everything only if that is uncertain."""
         repo, request = self._repo, self._request
         free = repo.store.find_free_bytes()
-        if free is None or self._own_bytes <= free:
-            return
+        if free is None or self._own_bytes <= free or self._hasher.encodes:
+            return  # what is compressed may fit all the same; if it does not, the write fails
         repo.index.refresh()
         existing = ExistingChunks(repo, read_bases(repo.store, [read_base(repo, request.name)]), avoid=frozenset())
         new: dict[Digest, int] = {}

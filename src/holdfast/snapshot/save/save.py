@@ -16,6 +16,7 @@ from holdfast.errors import Unsupported
 from holdfast.json_text import EncodedJson, Json
 from holdfast.progress import Progress
 from holdfast.repo.format.source import Source
+from holdfast.repo.handle.compression import Compression
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.write.writer import Request, SaveResult, save
 from holdfast.snapshot.gc_pause import is_small, pause_gc
@@ -37,10 +38,11 @@ class SaveOptions:
     base: str | None = None
     allow_pickle: bool = False
     grads: bool = False
+    compression: Compression = "default"
     environment: bool = True
-    verify_reuse: bool = True
     lineage: Mapping[str, Json] = field(default_factory=dict)
     """What the snapshot is saved from, as part of its environment (see `query.lineage`)."""
+    verify_reuse: bool = True
 
 
 class Leaves(NamedTuple):
@@ -88,6 +90,7 @@ def make_request(name: str, tree: object, options: SaveOptions, types: Types) ->
         base=options.base,
         overwrite=options.overwrite,
         verify_reuse=options.verify_reuse,
+        compression=options.compression,
     )
 
 

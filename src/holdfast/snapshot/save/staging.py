@@ -50,6 +50,7 @@ class StagedSource:
     note: Json
     alias: int
     cuts: Sequence[int]
+    item_bytes: int
     fetch: Callable[[int, int], memoryview]
 
     def read(self, start: int, stop: int) -> memoryview:
@@ -58,7 +59,8 @@ class StagedSource:
 
 
 def _stage(source: Source, fetch: Callable[[int, int], memoryview]) -> StagedSource:
-    return StagedSource(source.name, source.size_bytes, source.spec, source.note, source.alias, source.cuts, fetch)
+    traits = (source.spec, source.note, source.alias, source.cuts, source.item_bytes)
+    return StagedSource(source.name, source.size_bytes, *traits, fetch)
 
 
 class Slabs:

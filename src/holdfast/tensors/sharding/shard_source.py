@@ -12,6 +12,7 @@ import torch
 from holdfast.json_text import Json
 from holdfast.repo.format.boxes import Box, Coordinates, cut_rows, relative, slices, volume
 from holdfast.repo.format.source import Source
+from holdfast.tensors.dtypes import number_bytes
 from holdfast.tensors.memory import view_bytes, view_memory, view_raw, view_storage
 from holdfast.tensors.sharding.sharded import LocalBox, LocalLeaf
 from holdfast.tensors.spec import TensorSpec, contiguous_stride, count_bytes, encode_spec, find_role
@@ -33,6 +34,7 @@ class ShardSource:
     spec: Json = None
     note: Json = None
     alias: int = 0
+    item_bytes: int = 1
 
     @property
     def size_bytes(self) -> int:
@@ -84,6 +86,7 @@ def make_shard_source(name: str, tensor: torch.Tensor | None, leaf: LocalLeaf) -
         whole_bytes=whole_bytes,
         spec=encode_spec(meaning),
         note=_find_device(leaf.pieces),
+        item_bytes=number_bytes(leaf.dtype),
     )
 
 
@@ -124,6 +127,11 @@ class PartialSource:
     def note(self) -> Json:
         """The note of the whole source."""
         return self.inner.note
+
+    @property
+    def item_bytes(self) -> int:
+        """The size of one number in the bytes."""
+        return self.inner.item_bytes
 
     @property
     def alias(self) -> int:

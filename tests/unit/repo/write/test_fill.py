@@ -98,6 +98,7 @@ class Shrinking:
 
     name, size_bytes, spec, note, alias = "shrinking", 1000, None, None, 0
     cuts: Sequence[int] = ()
+    item_bytes = 1
 
     def read(self, start: int, stop: int) -> memoryview:
         return memoryview(b"few")
@@ -120,6 +121,7 @@ class Typed:
     note: Json = None
     alias = 0
     cuts: Sequence[int] = ()
+    item_bytes = 1
 
     @property
     def size_bytes(self) -> int:

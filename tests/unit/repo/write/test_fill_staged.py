@@ -160,6 +160,7 @@ class Endless:
     note: Json = None
     alias = 0
     cuts: Sequence[int] = ()
+    item_bytes = 1
 
     def read(self, start: int, stop: int) -> memoryview:
         return memoryview(bytearray(stop - start))
@@ -238,6 +239,7 @@ class Restless:
     note: Json = None
     alias = 0
     cuts: Sequence[int] = ()
+    item_bytes = 1
 
     def __init__(self) -> None:
         self._data = bytearray(noise(self.size_bytes))

@@ -100,6 +100,7 @@ class Changing:
     note: Json = None
     alias = 0
     cuts: Sequence[int] = ()
+    item_bytes = 1
 
     def __init__(self, first: bytes) -> None:
         self._data = first
@@ -178,6 +179,7 @@ class Slow:
     note: Json = None
     alias = 0
     cuts: Sequence[int] = ()
+    item_bytes = 1
 
     def __init__(self, data: bytes, clock: VirtualClock) -> None:
         self._data = data
@@ -244,6 +246,7 @@ class Generated:
     note: Json = None
     alias = 0
     cuts: Sequence[int] = ()
+    item_bytes = 1
 
     def read(self, start: int, stop: int) -> memoryview:
         data = bytearray(stop - start)
@@ -272,6 +275,7 @@ class Failing:
     note: Json = None
     alias = 0
     cuts: Sequence[int] = ()
+    item_bytes = 1
 
     def read(self, start: int, stop: int) -> memoryview:
         if start >= 15 * MIB:

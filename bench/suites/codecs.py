@@ -1,0 +1,292 @@
+"""Measures compressed saves and loads against raw ones and zstd beside other formats, and on a slow disk."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import zstandard
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import save as save_safetensors
+from torch.distributed.checkpoint._extension import ZStandard
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load as load_dcp
+from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
+
+from bench.kit.measure import Contestant, Goal, Result, Sizes, Timings, WrongResult, count_bytes, race
+from holdfast.facade import Store
+from holdfast.objects.local.files import PosixFiles
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.format.chunk import CHUNK_BYTES
+from holdfast.repo.format.codec import decode_into, encode
+from holdfast.repo.handle.compression import LEVELS, Compression
+
+State = dict[str, torch.Tensor]
+
+_DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
+_CHOICES: Final[Mapping[str, Compression]] = {"raw": None, "fast": "fast", "small": "small"}
+_SPREAD: Final = 0.02
+"""Standard deviation of the weights."""
+_TENSORS: Final = 16
+_KEPT_SPEED: Final = 0.75
+"""The share of the speed of a raw first save that "fast" should keep."""
+_SLOW_BYTES_PER_S: Final = 0.3e9
+_SLOW_GAIN: Final = 1.25
+_CORE_GB_PER_S: Final = 1.0
+_CHUNKS: Final = 64
+
+
+def run(sizes: Sizes, work: Path) -> list[Result]:
+    """Measure saves, stored bytes and loads of random-normal weights of two dtypes, codecs alone, and a slow disk."""
+    rows = []
+    for label in _DTYPES:
+        rows += _measure_codecs(label, sizes.rounds)
+        state = make_weights(label, sizes.save_bytes // 4)
+        rows += _measure_formats(label, state, sizes, work)
+        rows += _measure_slow(label, state, sizes, work)
+    return rows
+
+
+def make_weights(label: str, size_bytes: int) -> State:
+    """Return tensors of random-normal weights."""
+    torch.manual_seed(0)
+    dtype = _DTYPES[label]
+    count = size_bytes // dtype.itemsize // _TENSORS
+    return {f"w{number:02}": (torch.randn(count) * _SPREAD).to(dtype) for number in range(_TENSORS)}
+
+
+def _count(state: State) -> int:
+    return sum(tensor.nbytes for tensor in state.values())
+
+
+def _measure_codecs(label: str, rounds: int) -> list[Result]:
+    """Encode and decode chunks on one core, by CPU time."""
+    item_bytes = _DTYPES[label].itemsize
+    data = make_weights(label, _CHUNKS * CHUNK_BYTES * _TENSORS)["w00"].view(torch.uint8).numpy().data
+    chunks = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
+    rows = []
+    for level in LEVELS:
+        encoded = [encode(chunk, level, item_bytes) or b"" for chunk in chunks]
+        target = memoryview(bytearray(CHUNK_BYTES))
+
+        def decode_all(encoded: list[bytes] = encoded, target: memoryview = target) -> None:
+            for stored in encoded:
+                decode_into(memoryview(stored), target)
+
+        def encode_all(level: Any = level) -> None:
+            for chunk in chunks:
+                encode(chunk, level, item_bytes)
+
+        timings = race({"in": Contestant(encode_all), "out": Contestant(decode_all)}, rounds=max(rounds, 3))
+        goal = Goal("figure", ">=", _CORE_GB_PER_S)
+        share = f"{sum(map(len, encoded)) / len(data):.3f} of the size"
+        for way, verb in (("in", "encode"), ("out", "decode")):
+            speed = len(data) / min(timings[way].cpu_seconds) / 1e9
+            wanted = goal if way == "out" else None
+            rows.append(Result(f"{label}, {level}: {verb}, one core", speed, "GB/s", goal=wanted, note=share))
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """A way to save a state durably below a path, and to load it again."""
+
+    save: Callable[[State, Path], object]
+    load: Callable[[Path], State]
+
+
+def _make_formats(like: State) -> dict[str, _Format]:
+    formats = {name: _Format(partial(_save_store, choice), _load_store) for name, choice in _CHOICES.items()}
+    return formats | {
+        "torch.save + zstd": _Format(_save_torch, _load_torch),
+        "safetensors + zstd": _Format(_save_safetensors, _load_safetensors),
+        "DCP + zstd": _Format(_save_dcp, partial(_load_dcp, like)),
+    }
+
+
+def _save_store(compression: Compression, state: State, path: Path) -> None:
+    with Store(LocalStore(path)) as store:
+        store.save("m", state, compression=compression)
+
+
+def _load_store(path: Path) -> State:
+    with Store(LocalStore(path)) as store:
+        loaded: State = store.load("m")
+        return loaded
+
+
+def _save_torch(state: State, path: Path) -> None:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    _write_zstd(buffer.getbuffer(), path)
+
+
+def _load_torch(path: Path) -> State:
+    loaded: State = torch.load(io.BytesIO(_read_zstd(path)), weights_only=True)
+    return loaded
+
+
+def _save_safetensors(state: State, path: Path) -> None:
+    _write_zstd(memoryview(save_safetensors(state)), path)
+
+
+def _load_safetensors(path: Path) -> State:
+    return load_safetensors(_read_zstd(path))
+
+
+def _write_zstd(data: memoryview, path: Path) -> None:
+    """Compress with all cores at the level of "small", and write durably."""
+    path.mkdir()
+    folded = zstandard.ZstdCompressor(level=1, threads=os.cpu_count() or 1).compress(data)
+    with open(path / "m.zst", "wb") as file:
+        file.write(folded)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_zstd(path: Path) -> bytes:
+    return zstandard.ZstdDecompressor().decompress((path / "m.zst").read_bytes())
+
+
+def _save_dcp(state: State, path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # DCP warns that there is only one process
+        writer = FileSystemWriter(path, thread_count=os.cpu_count() or 1, _extensions=[ZStandard()])
+        save_dcp(state, storage_writer=writer, no_dist=True)
+
+
+def _load_dcp(like: State, path: Path) -> State:
+    loaded = {name: torch.empty_like(tensor) for name, tensor in like.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        load_dcp(loaded, storage_reader=FileSystemReader(path), no_dist=True)
+    return loaded
+
+
+def _verify(expected: State, loaded: object) -> None:
+    if not isinstance(loaded, dict) or not all(
+        torch.equal(loaded[name].view(torch.uint8), tensor.view(torch.uint8)) for name, tensor in expected.items()
+    ):
+        raise WrongResult("a state was not loaded as it was saved")
+
+
+def _measure_formats(label: str, state: State, sizes: Sizes, work: Path) -> list[Result]:
+    formats = _make_formats(state)
+    places = {name: work / f"{label} {number}" for number, name in enumerate(formats)}
+
+    def remove(name: str) -> None:
+        shutil.rmtree(places[name], ignore_errors=True)
+
+    saves = {
+        name: Contestant(partial(each.save, state, places[name]), partial(remove, name))
+        for name, each in formats.items()
+    }
+    saved = race(saves, rounds=sizes.rounds)
+    stored = {name: count_bytes(places[name]) / _count(state) for name in formats}
+    loads = {
+        name: Contestant(partial(each.load, places[name]), verify=partial(_verify, state), verify_once=True)
+        for name, each in formats.items()
+    }
+    loaded = race(loads, rounds=sizes.rounds)
+    for name in formats:
+        remove(name)
+    rows = [_describe_stored(label, name, stored) for name in ("fast", "small")]
+    kept = Goal("ratio", ">=", _KEPT_SPEED)
+    rows += [_describe_speed(f"{label}, fast: first save", "fast", saved, _count(state), "raw", kept)]
+    rows += [_describe_speed(f"{label}, small: first save", "small", saved, _count(state), "raw")]
+    for name in ("fast", "small"):
+        best = min((peer for peer in formats if peer.endswith("zstd")), key=lambda peer: saved[peer].best)
+        own = f"{label}, {name}: first save beside others"
+        rows.append(_describe_speed(own, name, saved, _count(state), best, Goal("ratio", ">=", 1.0)))
+        best = min((peer for peer in formats if peer.endswith("zstd")), key=lambda peer: loaded[peer].best)
+        own = f"{label}, {name}: load beside others"
+        rows.append(_describe_speed(own, name, loaded, _count(state), best, Goal("ratio", ">=", 1.0)))
+        rows.append(_describe_speed(f"{label}, {name}: load", name, loaded, _count(state), "raw"))
+    return rows
+
+
+def _describe_stored(label: str, name: str, stored: Mapping[str, float]) -> Result:
+    best = min((peer for peer in stored if peer.endswith("zstd")), key=lambda peer: stored[peer])
+    all_of = ", ".join(f"{peer} {share:.3f}" for peer, share in stored.items())
+    figures = dict(stored)
+    return Result(f"{label}, {name}: stored", stored[name], "of raw", best, stored[best], None, all_of, {}, figures)
+
+
+def _describe_speed(
+    workload: str, name: str, timings: Mapping[str, Timings], size_bytes: int, against: str, goal: Goal | None = None
+) -> Result:
+    speeds = {each: size_bytes / found.best / 1e9 for each, found in timings.items()}
+    cpu = {each: min(found.cpu_seconds) / (size_bytes / 2**30) for each, found in timings.items()}
+    note = "CPU s/GiB: " + ", ".join(f"{each} {seconds:.2f}" for each, seconds in cpu.items())
+    samples = {each: found.seconds for each, found in timings.items()}
+    return Result(workload, speeds[name], "GB/s", against, speeds[against], goal, note, samples, speeds)
+
+
+class SlowFiles(PosixFiles):
+    """System calls of a disk that reads and writes only so many bytes in a second."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._lock = threading.Lock()
+        self._free_s = 0.0
+
+    def _wait(self, size_bytes: int) -> None:
+        with self._lock:
+            self._free_s = max(self._free_s, time.monotonic()) + size_bytes / self._bytes_per_s
+            until_s = self._free_s
+        time.sleep(max(0.0, until_s - time.monotonic()))
+
+    def write_at(self, handle: int, start: int, buffer: memoryview) -> int:
+        self._wait(buffer.nbytes)
+        return super().write_at(handle, start, buffer)
+
+    def read_into(self, handle: int, start: int, buffer: memoryview) -> int:
+        self._wait(buffer.nbytes)
+        return super().read_into(handle, start, buffer)
+
+
+def _measure_slow(label: str, state: State, sizes: Sizes, work: Path) -> list[Result]:
+    """Save to and load from a disk of a limited speed."""
+    choices: dict[str, Compression] = {**_CHOICES, "auto": "auto"}
+    places = {name: work / f"{label} slow {name}" for name in choices}
+
+    def save(name: str) -> None:
+        with Store(LocalStore(places[name], files=SlowFiles(_SLOW_BYTES_PER_S))) as store:
+            store.save("m", state, compression=choices[name])
+
+    def load(name: str) -> State:
+        with Store(LocalStore(places[name], files=SlowFiles(_SLOW_BYTES_PER_S))) as store:
+            loaded: State = store.load("m")
+            return loaded
+
+    def remove(name: str) -> None:
+        shutil.rmtree(places[name], ignore_errors=True)
+
+    saved = race(
+        {name: Contestant(partial(save, name), partial(remove, name)) for name in choices}, rounds=sizes.rounds
+    )
+    loads = {
+        name: Contestant(partial(load, name), verify=partial(_verify, state), verify_once=True) for name in choices
+    }
+    loaded = race(loads, rounds=sizes.rounds)
+    for name in choices:
+        remove(name)
+    rows = []
+    disk = f"{_SLOW_BYTES_PER_S / 1e9:.1f} GB/s disk"
+    # By fp32 weights, "fast" stores 0.88: no more than 1.14 times the speed can be gained.
+    goal = Goal("ratio", ">=", _SLOW_GAIN) if label == "bf16" else None
+    for name in (*LEVELS, "auto"):
+        wanted = goal if name == "fast" else None
+        rows.append(_describe_speed(f"{label}, {name}: save, {disk}", name, saved, _count(state), "raw", wanted))
+        rows.append(_describe_speed(f"{label}, {name}: load, {disk}", name, loaded, _count(state), "raw", wanted))
+    return rows

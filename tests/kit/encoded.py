@@ -1,0 +1,43 @@
+"""Saves whose chunks are encoded, and what is stored of them, for tests of codecs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.source import BytesSource
+from holdfast.repo.handle.compression import Compression
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.write.writer import Request, SaveResult, save
+from tests.kit.saving import new_repo, read_entries
+
+CONFIGS = ["config/00000000", "config/00000001", "config/00000002"]
+"""The records of a store that declares the codec: created, confirmed, declared."""
+
+
+def halves(size_bytes: int, seed: int = 0) -> bytes:
+    """Return items of two bytes, of which the upper one takes four values: they shrink by about a third."""
+    low = random.Random(seed).randbytes(-(-size_bytes // 2))
+    high = low.translate(bytes((60, 61, 188, 189)[value & 3] for value in range(256)))[::-1]
+    return bytes(value for pair in zip(low, high, strict=True) for value in pair)[:size_bytes]
+
+
+def save_encoded(
+    repo: Repository, name: str, entries: Mapping[str, bytes], compression: Compression = "fast"
+) -> SaveResult:
+    """Save entries as items of two bytes."""
+    sources = [BytesSource(entry, data, item_bytes=2) for entry, data in entries.items()]
+    return save(repo, Request(name, sources, compression=compression))
+
+
+def encoded_repo(store: ObjectStore, name: str, entries: Mapping[str, bytes]) -> Repository:
+    """Return a repository with one snapshot, whose chunks are encoded."""
+    repo = new_repo(store)
+    save_encoded(repo, name, entries)
+    return repo
+
+
+def codecs(repo: Repository, name: str, entry: str) -> list[int]:
+    """Return the codec of each chunk of an entry."""
+    return [chunk.location.codec for chunk in read_entries(repo, name)[entry].chunks if chunk.location]
