@@ -5,16 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast.snapshot.into import apply_plan
-from holdfast.snapshot.into.apply_plan import Swap
+from holdfast.snapshot.into import swap as swapping
+from holdfast.snapshot.into.swap import Swap
 
 REAL_COPY = torch.Tensor.copy_
 
 
 def make_swap(target: torch.Tensor, new: torch.Tensor) -> Swap:
-    swap = Swap({})
-    swap._pairs["one"] = [(target, new)]
-    return swap
+    return Swap([(target, new)], [target])
 
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, number: int, *, is_late: bool) -> list[int]:
@@ -38,7 +36,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, number: int, *, is_late: bool) -> l
 def test_whichever_copy_fails_the_target_gets_its_old_values_back(
     shape: tuple[int, ...], is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apply_plan, "_BLOCK_BYTES", 48)
+    monkeypatch.setattr(swapping, "_BLOCK_BYTES", 48)
     failures = 0
     for number in range(1, 100):
         old, new = torch.arange(40.0).reshape(shape), -torch.arange(40.0).reshape(shape)
@@ -60,7 +58,7 @@ def test_whichever_copy_fails_the_target_gets_its_old_values_back(
 
 
 def test_a_finished_exchange_can_be_undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apply_plan, "_BLOCK_BYTES", 48)
+    monkeypatch.setattr(swapping, "_BLOCK_BYTES", 48)
     old, new = torch.arange(40.0), -torch.arange(40.0)
     target = old.clone()
     swap = make_swap(target, new.clone())
