@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 import torch.distributed as dist
 
@@ -45,18 +45,14 @@ class World:
     timeout_s: float = DEFAULT_TIMEOUT_S
     """How long a rank may give no sign of life while others wait for it."""
 
+    @property
+    def is_first_rank(self) -> bool:
+        """Return whether this process is rank 0 of the group."""
+        return dist.get_rank(self.group) == 0
+
     def join(self, name: str, topic: str | None = None) -> Collectives:
         """Join the collective `name`/`topic`; all ranks must."""
         return Collectives(self.group, timeout_s=self.timeout_s, name=name, topic=topic)
-
-
-class Together(TypedDict, total=False):
-    """Keyword arguments that choose which ranks take part in a collective operation."""
-
-    collective: bool
-    """False to run in this process only."""
-    process_group: dist.ProcessGroup | None
-    timeout_s: float
 
 
 def find_world(
@@ -174,7 +170,7 @@ def load_into_together(
     with journal.reporting(), world.join("load") as ranks:
         journal.where = f"the target of rank {ranks.rank}"
         record = _agree_on_record(find, options, ranks)
-        chunk_exchange = open_together(repo.store, record.manifest, ranks)
+        chunk_exchange = open_together(repo.store, record.manifest, ranks, name=record.name)
         variants = chunk_exchange.list_variants()
         if variants:
             # Warn in a step: if warnings are turned into errors, all ranks must raise.

@@ -17,6 +17,7 @@ from holdfast.repo.format.entry import ChunkTable, Entry
 from holdfast.repo.read.read_plan import Region
 from holdfast.repo.read.reader import SnapshotReader
 from holdfast.snapshot.into.held import NOTED_BYTES, Content, HeldMemory, Since
+from holdfast.snapshot.into.in_place import list_memory
 from holdfast.snapshot.into.plan import IntoPlan
 from holdfast.snapshot.into.swap import Pair, Swap, find_shortage, refuse_memory
 from holdfast.snapshot.load.batches import view_tensor_memory
@@ -112,23 +113,17 @@ def find_changes(plan: IntoPlan, since: Since) -> Changes:
     return changes
 
 
-def list_contents(plan: IntoPlan) -> dict[int, tuple[torch.Tensor, int, Content]]:
-    """Return what the memory of a target holds after the plan was carried out, for `HeldMemory.note`.
+def iter_contents(plan: IntoPlan) -> Iterator[tuple[torch.Tensor, int, Content]]:
+    """Yield what the memory of a target holds after the plan was carried out, for `HeldMemory.note`.
 
     Memory that a step may write to is left out: code of the user may have changed it after it was filled.
     """
-    changed = {each.untyped_storage()._cdata for step in plan.steps for each in _list_plain(step.memory)}
-    contents = {}
+    tensors = (tensor for step in plan.steps for each in step.memory for tensor in list_memory(each))
+    changed = {tensor.untyped_storage()._cdata for tensor in tensors}
     for part in _iter_parts(plan, NOTED_BYTES):
         if part.tensor.untyped_storage()._cdata not in changed:
             table = plan.opened.reader.manifest.find_chunks(part.number)
-            contents[len(contents)] = (part.tensor, part.size_bytes, Content(table, part.box))
-    return contents
-
-
-def _list_plain(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    for tensor in tensors:
-        yield getattr(tensor, "_local_tensor", tensor)
+            yield part.tensor, part.size_bytes, Content(table, part.box)
 
 
 def _iter_parts(plan: IntoPlan, min_bytes: int = 1) -> Iterator[_Part]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
@@ -50,14 +50,29 @@ class Content(NamedTuple):
     """The part of the tensor, if the memory is a rank's part of it."""
 
 
+class _StorageRef:
+    """A weak reference to a storage."""
+
+    __slots__ = ("_ref",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._ref = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    @property
+    def is_gone(self) -> bool:
+        return bool(self._ref.expired())  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Return whether this is the storage of a tensor: another one may have the address of one that was freed."""
+        return not self.is_gone and bool(self._ref.cdata == tensor.untyped_storage()._cdata)
+
+
 @dataclass(frozen=True, slots=True)
 class _Note:
-    storage: StorageWeakRef
+    storage: _StorageRef
     version: int
     """The version counter after the load; every operation of torch that writes in place changes it."""
     content: Content
-    origin: str
-    """The name of the snapshot."""
 
 
 _Key = tuple[torch.device, int, int]
@@ -80,31 +95,20 @@ class HeldMemory:
 
     def find(self, tensor: torch.Tensor, size_bytes: int) -> Content | None:
         """Return what the memory of a tensor, from its first item on, holds; None if that is not known."""
-        note = self._find_valid(tensor, size_bytes)
-        return None if note is None else note.content
-
-    def find_origin(self, tensor: torch.Tensor, size_bytes: int) -> str:
-        """Return the name of the snapshot that the memory was filled from; empty if that is not known."""
-        note = self._find_valid(tensor, size_bytes)
-        return "" if note is None else note.origin
-
-    def _find_valid(self, tensor: torch.Tensor, size_bytes: int) -> _Note | None:
         note = self._notes.get(_find_key(tensor, size_bytes))
-        if note is None or note.storage.expired() or find_version(tensor) != note.version:
+        if note is None or find_version(tensor) != note.version or not note.storage.is_of(tensor):
             return None
-        # Another storage may have the address of one that was freed.
-        return note if note.storage.cdata == tensor.untyped_storage()._cdata else None
+        return note.content
 
-    def note(self, contents: Mapping[int, tuple[torch.Tensor, int, Content]], *, origin: str) -> None:
-        """Remember what memory holds: tensors, the bytes from their first items on, and contents, by any number."""
+    def note(self, contents: Iterable[tuple[torch.Tensor, int, Content]]) -> None:
+        """Remember what memory holds: tensors, how many bytes from their first items on, and contents."""
         made: dict[_Key, _Note] = {}
-        for tensor, size_bytes, content in contents.values():
+        for tensor, size_bytes, content in contents:
             version = find_version(tensor)
             if version is not None:
-                storage = StorageWeakRef(tensor.untyped_storage())
-                made[_find_key(tensor, size_bytes)] = _Note(storage, version, content, origin)
+                made[_find_key(tensor, size_bytes)] = _Note(_StorageRef(tensor), version, content)
         with self._lock:
-            kept = {key: note for key, note in self._notes.items() if not note.storage.expired()}
+            kept = {key: note for key, note in self._notes.items() if not note.storage.is_gone}
             self._notes = kept | made
 
 

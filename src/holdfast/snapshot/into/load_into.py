@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from holdfast.json_text import Json
 from holdfast.repo.format.manifest import Manifest
 from holdfast.snapshot.into.apply_plan import Loading, delaying_signals, verify_fits
-from holdfast.snapshot.into.changes import list_contents
+from holdfast.snapshot.into.changes import iter_contents
 from holdfast.snapshot.into.in_place import find_conflicts
 from holdfast.snapshot.into.journal import Journal
 from holdfast.snapshot.into.match import FIXED, TreeMatcher
@@ -92,7 +92,7 @@ def load_into(
                     step(lambda: None)
                     loading.settle()
         if options.held is not None and options.verify == "full":
-            options.held.note(list_contents(plan), origin=opened.name)
+            options.held.note(iter_contents(plan))
     return root[0]
 
 
