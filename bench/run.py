@@ -32,6 +32,7 @@ from bench.suites import (
     check,
     cli,
     exports,
+    follow,
     growth,
     imports,
     limits,
@@ -75,9 +76,23 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "exports": exports.run,
     "mirror": mirror.run,
     "objects": objects.run,
+    "follow": follow.run,
 }
 _ON_REQUEST: Final = frozenset(
-    {"planning", "compile", "capture", "reuse", "put", "query", "imports", "exports", "mirror", "objects", "whole"}
+    {
+        "planning",
+        "compile",
+        "capture",
+        "reuse",
+        "put",
+        "query",
+        "imports",
+        "exports",
+        "mirror",
+        "objects",
+        "whole",
+        "follow",
+    }
 )
 """Suites that take long and have a separate result: DCP plans for minutes with a thousand ranks, and models take half
 a minute to compile."""

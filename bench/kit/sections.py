@@ -37,7 +37,20 @@ _BY_WORKLOAD: Final = {
 }
 _SMALL: Final = "small-tensors"
 _ELSEWHERE: Final = frozenset(
-    {"capture", "compile", "exports", "imports", "mirror", "objects", "planning", "put", "query", "reuse", "whole"}
+    {
+        "capture",
+        "compile",
+        "exports",
+        "follow",
+        "imports",
+        "mirror",
+        "objects",
+        "planning",
+        "put",
+        "query",
+        "reuse",
+        "whole",
+    }
 )
 """Suites that another page explains."""
 ANCHORS: Final = frozenset({*_BY_SUITE.values(), *_BY_WORKLOAD.values(), _SMALL})

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from time import monotonic
 from types import TracebackType
-from typing import Any, Final, Protocol, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import torch.distributed as dist
 from typing_extensions import Self
@@ -17,25 +14,16 @@ from typing_extensions import Self
 from holdfast.digest import Digest
 from holdfast.distributed.checkpoint.checkpoint import find_world
 from holdfast.distributed.talk.failures import is_caused_by
-from holdfast.errors import RankError, SnapshotGone, StoreError
+from holdfast.errors import RankError, SnapshotGone
 from holdfast.json_text import Json
-from holdfast.objects.together import count_requests_at_once
 from holdfast.repo.format.layout import ManifestRef
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
-from holdfast.repo.names.watch import NameWatch
+from holdfast.repo.names.watch import NameWaiter, NameWatch
 from holdfast.snapshot.view.lazy import Snapshot
 from holdfast.trees.registered import Types
 
 _log = logging.getLogger(__name__)
-
-LOCAL_POLL_S: Final = 0.1
-REMOTE_POLL_S: Final = 5.0
-_FASTEST: Final = 5
-"""After a new snapshot, pauses begin at this part of the longest, because the next one may follow soon."""
-_GROWTH: Final = 1.5
-_PATIENCE_S: Final = 300.0
-"""How long the store may fail before its error is raised."""
 
 
 class FollowedStore(Protocol):
@@ -78,12 +66,6 @@ class FollowOptions:
     collective: bool = True
     process_group: dist.ProcessGroup | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse times that cannot be meant."""
-        for name, value in (("poll_s", self.poll_s), ("timeout_s", self.timeout_s)):
-            if value is not None and not value >= 0:
-                raise ValueError(f"{name}= is a time in seconds, not {value!r}")
-
 
 def make_follow_options(
     open_snapshot: Callable[[str], Snapshot], *, since: str | Snapshot | None = None, **choices: Any
@@ -104,19 +86,12 @@ class Follower:
         """Follow the snapshots of `store` whose names begin with `prefix`."""
         self._store, self._prefix, self._types, self._options = store, prefix, types, options
         repo = store.repository
-        self._watch = NameWatch(repo.store, prefix, repo.records, since=options.since, every=options.every)
-        is_distant = count_requests_at_once(repo.store) > 1
-        self._longest_s = (
-            options.poll_s if options.poll_s is not None else (REMOTE_POLL_S if is_distant else LOCAL_POLL_S)
-        )
-        self._pause_s = self._longest_s / _FASTEST
-        self._waiting: list[CommittedSnapshot] = []
-        self._failing_since_s: float | None = None
-        self._closed = threading.Event()
+        watch = NameWatch(repo.store, prefix, repo.records, since=options.since, every=options.every)
+        self._waiter = NameWaiter(repo.store, watch, poll_s=options.poll_s, timeout_s=options.timeout_s)
 
     def __repr__(self) -> str:
         """Show the prefix, and whether it is closed."""
-        return f"<Follower of {self._prefix!r}{', closed' if self._closed.is_set() else ''}>"
+        return f"<Follower of {self._prefix!r}{', closed' if self._waiter.is_closed else ''}>"
 
     def __enter__(self) -> Self:
         """Return this follower."""
@@ -134,14 +109,14 @@ class Follower:
 
     def __next__(self) -> Snapshot:
         """Wait for a newer snapshot; ends the iteration when `close` was called, or after `timeout_s` without one."""
-        found = self._find_together(self._wait)
+        found = self._find_together(self._waiter.wait)
         if found is None:
             raise StopIteration
         return found
 
     def poll(self) -> Snapshot | None:
         """Return a newer snapshot, or None if there is none now. On many ranks, all must call this."""
-        return self._find_together(lambda beat: self._take())
+        return self._find_together(lambda beat: self._waiter.take())
 
     def iter_into(self, tree: Any, **options: Any) -> Iterator[Snapshot]:
         """Load each snapshot into `tree`, in place, and yield it when the whole tree holds it, on every rank.
@@ -164,7 +139,7 @@ class Follower:
 
     def close(self) -> None:
         """End the iteration, at once if it waits. May be called from any thread, and more than once."""
-        self._closed.set()
+        self._waiter.close()
 
     def _choose_ranks(self) -> dict[str, Any]:
         return {"collective": self._options.collective, "process_group": self._options.process_group}
@@ -179,41 +154,6 @@ class Follower:
                 fields = ranks.broadcast("follow", lambda: _encode(find(ranks.beat)))
             record = _decode(fields)
         return None if record is None else Snapshot(self._store.repository, record, self._types)
-
-    def _wait(self, beat: Callable[[], None]) -> CommittedSnapshot | None:
-        timeout_s = self._options.timeout_s
-        stop_s = math.inf if timeout_s is None else monotonic() + timeout_s
-        while not self._closed.is_set():
-            found = self._take()
-            left_s = stop_s - monotonic()
-            if found is not None or left_s <= 0:
-                return found
-            self._closed.wait(min(self._pause_s, left_s))
-            self._pause_s = min(self._longest_s, self._pause_s * _GROWTH)
-            beat()
-        return None
-
-    def _take(self) -> CommittedSnapshot | None:
-        """Return the next snapshot that is there already; looks for new ones only if none is waiting."""
-        if not self._waiting:
-            self._waiting = self._read_newer()
-            if self._waiting:
-                self._pause_s = self._longest_s / _FASTEST
-        return self._waiting.pop(0) if self._waiting else None
-
-    def _read_newer(self) -> list[CommittedSnapshot]:
-        """Return new snapshots; a store that fails for a while is asked again, at longer and longer intervals."""
-        try:
-            found = self._watch.read_newer()
-        except StoreError as error:
-            now_s = monotonic()
-            self._failing_since_s = now_s if self._failing_since_s is None else self._failing_since_s
-            if now_s - self._failing_since_s >= _PATIENCE_S:
-                raise
-            _log.warning("cannot look for snapshots under %r, trying again: %s", self._prefix, error)
-            return []
-        self._failing_since_s = None
-        return found
 
 
 def _encode(record: CommittedSnapshot | None) -> dict[str, Json] | None:

@@ -135,7 +135,9 @@ def _clean_up(store: PublishingStore, series: str, options: PublishOptions) -> N
     own = re.compile(re.escape(f"{series}/") + f"(?:{_NUMBER.pattern})")
     repo = store.repository
     try:
-        plan = read_prune_plan(repo.store, f"{series}/", Keep(last=options.keep), only=own)
+        names = list_wanted(repo.store, f"{series}/", repo.records, in_sequence=True)
+        listed = read_wanted(repo.store, f"{series}/", names, repo.records)
+        plan = read_prune_plan(repo.store, f"{series}/", Keep(last=options.keep), only=own, listed=listed)
         deleted = apply_prune(repo.verify_same(), keep_unmirrored(repo, plan)).deleted
         if deleted and options.gc:
             store.gc()

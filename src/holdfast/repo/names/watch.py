@@ -1,18 +1,33 @@
-"""Finds snapshots that were committed since the last look, for few requests."""
+"""Finds snapshots that were committed since the last look, for few requests, and waits for them."""
 
 from __future__ import annotations
 
+import logging
+import math
+import threading
 import unicodedata
+from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
+from holdfast.errors import StoreError
 from holdfast.objects.protocol import ObjectStore, WatchedStore
+from holdfast.objects.together import count_requests_at_once
 from holdfast.repo.format.layout import SHELVES, SNAPSHOTS
 from holdfast.repo.names.latest import find_order, read_latest_of
 from holdfast.repo.names.listed import ListedName, list_wanted, read_wanted
 from holdfast.repo.names.record_cache import RecordCache
 from holdfast.repo.names.snapshots import CommittedSnapshot
 
+_log = logging.getLogger(__name__)
+
+LOCAL_POLL_S: Final = 0.1
+DISTANT_POLL_S: Final = 5.0
+_FASTEST: Final = 5
+"""After a new snapshot, pauses begin at this part of the longest, because the next one may follow soon."""
+_GROWTH: Final = 1.5
+_PATIENCE_S: Final = 300.0
+"""How long a store may fail before its error is raised."""
 _RELIST_S: Final = 60.0
 """After this time the names are listed although the times of the directories are unchanged."""
 _SLOW_S: Final = 2.0
@@ -90,3 +105,68 @@ class NameWatch:
             return True
         is_overwritten = snapshot.name == last.name and snapshot.generation > last.generation
         return is_overwritten and snapshot.digest != last.digest
+
+
+class NameWaiter:
+    """Waits for the snapshots of a watch: looks at the store again and again, with pauses that grow up to a limit."""
+
+    def __init__(
+        self, store: ObjectStore, watch: NameWatch, *, poll_s: float | None = None, timeout_s: float | None = None
+    ) -> None:
+        """Pause for at most `poll_s` between two looks; give up after `timeout_s` without a new snapshot."""
+        for name, value in (("poll_s", poll_s), ("timeout_s", timeout_s)):
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name}= is a time in seconds, not {value!r}")
+        if poll_s is None:
+            poll_s = DISTANT_POLL_S if count_requests_at_once(store) > 1 else LOCAL_POLL_S
+        self._watch = watch
+        self._longest_s = poll_s
+        self._pause_s = poll_s / _FASTEST
+        self._timeout_s = math.inf if timeout_s is None else timeout_s
+        self._found: list[CommittedSnapshot] = []
+        self._failing_since_s: float | None = None
+        self._closed = threading.Event()
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether `close` was called."""
+        return self._closed.is_set()
+
+    def close(self) -> None:
+        """End the wait, at once, and all later ones. May be called from any thread, and more than once."""
+        self._closed.set()
+
+    def wait(self, beat: Callable[[], None] = lambda: None) -> CommittedSnapshot | None:
+        """Return the next snapshot when there is one; None if closed, or if the time is up. Calls `beat` often."""
+        stop_s = monotonic() + self._timeout_s
+        while not self.is_closed:
+            found = self.take()
+            left_s = stop_s - monotonic()
+            if found is not None or left_s <= 0:
+                return found
+            self._closed.wait(min(self._pause_s, left_s))
+            self._pause_s = min(self._longest_s, self._pause_s * _GROWTH)
+            beat()
+        return None
+
+    def take(self) -> CommittedSnapshot | None:
+        """Return the next snapshot if it is there now; looks at the store if none was found before."""
+        if not self._found:
+            self._found = self._read_newer()
+            if self._found:
+                self._pause_s = self._longest_s / _FASTEST
+        return self._found.pop(0) if self._found else None
+
+    def _read_newer(self) -> list[CommittedSnapshot]:
+        """Return new snapshots; a store that fails is asked again for a while."""
+        try:
+            found = self._watch.read_newer()
+        except StoreError as error:
+            now_s = monotonic()
+            self._failing_since_s = now_s if self._failing_since_s is None else self._failing_since_s
+            if now_s - self._failing_since_s >= _PATIENCE_S:
+                raise
+            _log.warning("cannot look for new snapshots, trying again: %s", error)
+            return []
+        self._failing_since_s = None
+        return found

@@ -91,8 +91,8 @@ def load_into(
                 with delaying_signals():
                     step(lambda: None)
                     loading.settle()
-        if options.held is not None and options.verify == "full":
-            options.held.note(iter_contents(plan))
+            if options.held is not None and options.verify == "full":
+                options.held.note(iter_contents(plan))
     return root[0]
 
 
