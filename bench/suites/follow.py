@@ -38,7 +38,7 @@ State = dict[str, torch.Tensor]
 
 def run(sizes: Sizes, work: Path) -> list[Result]:
     """Measure loads into a model, from files in the page cache, then the delay and the cost of following."""
-    old, new, changed = _make_versions(sizes.save_bytes)
+    old, new, changed = _make_versions(sizes.save_bytes // 2)
     with holdfast.open(work / "store") as store:
         for version, state in zip(_VERSIONS, (old, new), strict=True):
             store.save(version, state)

@@ -132,7 +132,7 @@ def test_a_publisher_needs_few_requests_besides_those_of_the_save(server: S3Serv
     with count_cost(server) as publish:
         store.publish("p", {"n": 3}, keep=3)
 
-    # The listing and a record for the number; the listing, a record, the tags and the config before anything is deleted.
+    # The listing and a record for the number; the same, the tags and the config before anything is deleted.
     assert publish.requests <= save.requests + 2 + 4
 
 

@@ -14,9 +14,11 @@ from holdfast.snapshot.load.entries import ReadTarget
 from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.memory import new_memory, view_raw
 from holdfast.tensors.sharding.sharded import LocalBox
+from holdfast.tensors.storage import tensor_bytes
 
 _BLOCK_BYTES: Final = 8 << 20
 """How many bytes are exchanged at a time; a buffer of this size is allocated for it."""
+_COPIED_HERE_BYTES: Final = 4 << 20
 _MEMORY_FACTS: Final = "/proc/meminfo"
 Pair = tuple[torch.Tensor, torch.Tensor]
 """Memory of the target, and new memory of the same shape, on the same device or on the CPU."""
@@ -102,10 +104,10 @@ class _Exchange:
         """Exchange the items. Progress is noted without allocating memory, because any other line may fail."""
         with torch.no_grad():
             assert self._buffer is not None, "it is exchanged once"
-            self._buffer.copy_(self._target)
+            _copy(self._buffer, self._target)
             self._is_begun = True
-            self._target.copy_(self._new)
-            self._new.copy_(self._buffer)
+            _copy(self._target, self._new)
+            _copy(self._new, self._buffer)
             self._is_done = True
             self._buffer = None
 
@@ -113,9 +115,18 @@ class _Exchange:
         """Restore the target's old items."""
         with torch.no_grad():
             if self._is_done:
-                self._target.copy_(self._new)
+                _copy(self._target, self._new)
             elif self._is_begun and self._buffer is not None:
-                self._target.copy_(self._buffer)
+                _copy(self._target, self._buffer)
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy items; small contiguous memory without torch, whose threads wait for each other longer than a copy takes."""
+    is_plain = target.is_cpu and source.is_cpu and target.is_contiguous() and source.is_contiguous()
+    if is_plain and target.nbytes <= _COPIED_HERE_BYTES:
+        tensor_bytes(target, target.nbytes)[:] = tensor_bytes(source, source.nbytes)
+    else:
+        target.copy_(source)
 
 
 def _plan_exchanges(one: torch.Tensor, other: torch.Tensor) -> list[_Exchange]:

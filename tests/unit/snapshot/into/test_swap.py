@@ -8,7 +8,7 @@ import torch
 from holdfast.snapshot.into import swap as swapping
 from holdfast.snapshot.into.swap import Swap
 
-REAL_COPY = torch.Tensor.copy_
+REAL_COPY = swapping._copy
 
 
 def make_swap(target: torch.Tensor, new: torch.Tensor) -> Swap:
@@ -19,15 +19,14 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, number: int, *, is_late: bool) -> l
     """Let one copy fail, when it is done or before it; returns how many there were."""
     calls = [0]
 
-    def copy(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    def copy(target: torch.Tensor, source: torch.Tensor) -> None:
         calls[0] += 1
-        if calls[0] != number:
-            return REAL_COPY(self, source)
-        if is_late:
-            REAL_COPY(self, source)
-        raise MemoryError
+        if calls[0] != number or is_late:
+            REAL_COPY(target, source)
+        if calls[0] == number:
+            raise MemoryError
 
-    monkeypatch.setattr(torch.Tensor, "copy_", copy)
+    monkeypatch.setattr(swapping, "_copy", copy)
     return calls
 
 
@@ -49,7 +48,7 @@ def test_whichever_copy_fails_the_target_gets_its_old_values_back(
         except MemoryError:
             failures += 1
             swap.exchange_back()
-        monkeypatch.setattr(torch.Tensor, "copy_", REAL_COPY)
+        monkeypatch.setattr(swapping, "_copy", REAL_COPY)
         if calls[0] < number:
             assert torch.equal(target, new)
             break
