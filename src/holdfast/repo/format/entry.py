@@ -66,6 +66,8 @@ class ChunkTable(NamedTuple):
         """Return the chunks that differ from those in the same places before; None if the cuts differ."""
         if (self.dims, self.sizes, self.boxes) != (before.dims, before.sizes, before.boxes):
             return None
+        if self.digests == before.digests:
+            return []
         rows = range(len(self.sizes))
         return [row for row in rows if self.find_digest(row) != before.find_digest(row)]
 

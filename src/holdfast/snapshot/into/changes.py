@@ -6,6 +6,7 @@ import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import torch
@@ -211,10 +212,14 @@ class _Cells:
     def __init__(self, part: _Part, table: ChunkTable, geometry: _Geometry) -> None:
         self.part = part
         self.table = table
-        self.places = table.find_places()
         self._shape, self._entry_bytes = geometry
         is_range = part.box is None or is_span(part.box, self._shape)
         self._is_range = table.dims < 2 and is_range and (part.box is None or part.tensor.is_contiguous())
+
+    @cached_property
+    def places(self) -> Sequence[tuple[int, ...]]:
+        """The place of each chunk in the entry; found only if some of them have changed."""
+        return self.table.find_places()
 
     def iter_joined(self, rows: Sequence[int]) -> Iterator[Cell]:
         """Yield the memory that these chunks fill, as few contiguous pieces if it is a range of bytes."""

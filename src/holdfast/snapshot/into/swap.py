@@ -20,6 +20,7 @@ _BLOCK_BYTES: Final = 8 << 20
 """How many bytes are exchanged at a time; a buffer of this size is allocated for it."""
 _COPIED_HERE_BYTES: Final = 4 << 20
 _MEMORY_FACTS: Final = "/proc/meminfo"
+_Buffers = dict[tuple[torch.dtype, torch.device], torch.Tensor]
 Pair = tuple[torch.Tensor, torch.Tensor]
 """Memory of the target, and new memory of the same shape, on the same device or on the CPU."""
 
@@ -35,8 +36,9 @@ class Swap:
 
     def exchange(self) -> None:
         """Exchange the new memory and the target's; call it with signals delayed."""
+        buffers: _Buffers = {}
         for pair in self._pairs:
-            steps = _plan_exchanges(*pair)
+            steps = _plan_exchanges(*pair, buffers)
             # Noted before it begins, so that a failure during a step, or right after it, can be undone.
             self._steps += steps
             for step in steps:
@@ -129,15 +131,20 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
 
 
-def _plan_exchanges(one: torch.Tensor, other: torch.Tensor) -> list[_Exchange]:
-    """Cut two tensors into steps; allocates all the memory that these need, and changes nothing."""
+def _plan_exchanges(one: torch.Tensor, other: torch.Tensor, buffers: _Buffers) -> list[_Exchange]:
+    """Cut two tensors into steps; allocates all the memory that these need, and changes nothing.
+
+    Steps use the same buffer one after the other: only the last one that has begun may still need it.
+    """
     with torch.no_grad():
         if items_per_byte(one.dtype) == 1:
             one, other = view_raw(one), view_raw(other)
         if not (one.dim() == 1 and one.is_contiguous() and other.is_contiguous()):
             return [_Exchange(one, other, torch.empty_like(one))]
         size = max(1, _BLOCK_BYTES // one.element_size())
-        buffer = torch.empty_like(one[:size])
+        buffer = buffers.get((one.dtype, one.device))
+        if buffer is None or buffer.numel() < min(size, one.numel()):
+            buffer = buffers[one.dtype, one.device] = torch.empty_like(one[:size])
         starts = range(0, one.numel(), size)
         parts = [(one[start : start + size], other[start : start + size]) for start in starts]
         return [_Exchange(target, new, buffer[: target.numel()]) for target, new in parts]
