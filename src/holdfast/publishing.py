@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
 
 from holdfast.distributed.checkpoint.checkpoint import World, find_world
@@ -15,9 +15,9 @@ from holdfast.errors import BadName, HoldfastError, NameInUse, RankError
 from holdfast.mirror.retention import keep_unmirrored
 from holdfast.repo.format.layout import escape_prefix, split_stem, verify_user_name
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.listed import list_wanted, read_wanted
+from holdfast.repo.names.listed import ListedName, list_wanted, read_wanted
 from holdfast.repo.names.snapshots import CommittedSnapshot
-from holdfast.repo.upkeep.prune import Keep, apply_prune, read_prune_plan
+from holdfast.repo.upkeep.prune import Keep, PrunePlan, apply_prune, read_prune_plan
 from holdfast.repo.write.writer import SaveResult
 
 _log = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ _DIGITS: Final = 8
 _NUMBER: Final = re.compile(r"[0-9]{8}|[1-9][0-9]{8,14}")
 """Eight digits, or more without leading zeros, so that a number has one name."""
 _MAX_NUMBER: Final = 10**15 - 1
+_MAX_AHEAD_S: Final = 24 * 3600.0
+"""By how much the clock of one publisher may be ahead of another's."""
 _ATTEMPTS: Final = 1000
 """How often another publisher may be first; each time, it has published."""
 
@@ -96,7 +98,7 @@ def publish(
             continue
         if not result.existed:  # otherwise another process has published the same content under it
             if world is None or world.is_first_rank:
-                _clean_up(store, series, options)
+                _clean_up(store, series, version.name, options)
             return result
     raise NameInUse(f"{_ATTEMPTS} times in a row, another process took the next number of {series!r}", name=series)
 
@@ -120,9 +122,18 @@ def read_next(repo: Repository, series: str) -> NextVersion:
     number = max(numbers, default=0) + 1
     if number > _MAX_NUMBER:
         raise BadName(f"series {series!r} has used up its numbers: {series}/{_MAX_NUMBER} exists; choose another")
-    found = read_wanted(repo.store, prefix, listed, repo.records)
-    times = [each.time_s for each in found if isinstance(each, CommittedSnapshot) and is_version(each.name, series)]
-    return NextVersion(f"{prefix}{number:0{_DIGITS}d}", max(times, default=0.0))
+    return NextVersion(f"{prefix}{number:0{_DIGITS}d}", _find_last_time(repo, series, listed))
+
+
+def _find_last_time(repo: Repository, series: str, listed: Sequence[ListedName]) -> float:
+    """Return the latest commit time of a series; times that no clock can have are ignored with a warning."""
+    found = read_wanted(repo.store, f"{series}/", listed, repo.records)
+    versions = [each for each in found if isinstance(each, CommittedSnapshot) and is_version(each.name, series)]
+    most_s = repo.store.clock() + _MAX_AHEAD_S
+    for each in versions:
+        if each.time_s > most_s:
+            _log.warning("%r claims to be from the future, so new versions are not the latest: delete it", each.name)
+    return max((each.time_s for each in versions if each.time_s <= most_s), default=0.0)
 
 
 def is_version(name: str, series: str) -> bool:
@@ -130,7 +141,7 @@ def is_version(name: str, series: str) -> bool:
     return name.startswith(f"{series}/") and _NUMBER.fullmatch(name[len(series) + 1 :]) is not None
 
 
-def _clean_up(store: PublishingStore, series: str, options: PublishOptions) -> None:
+def _clean_up(store: PublishingStore, series: str, published: str, options: PublishOptions) -> None:
     """Delete all but the newest versions, and free their bytes; the new version is committed, so nothing is raised."""
     own = re.compile(re.escape(f"{series}/") + f"(?:{_NUMBER.pattern})")
     repo = store.repository
@@ -138,8 +149,18 @@ def _clean_up(store: PublishingStore, series: str, options: PublishOptions) -> N
         names = list_wanted(repo.store, f"{series}/", repo.records, in_sequence=True)
         listed = read_wanted(repo.store, f"{series}/", names, repo.records)
         plan = read_prune_plan(repo.store, f"{series}/", Keep(last=options.keep), only=own, listed=listed)
-        deleted = apply_prune(repo.verify_same(), keep_unmirrored(repo, plan)).deleted
+        plan = _keep_published(keep_unmirrored(repo, plan), published)
+        deleted = apply_prune(repo.verify_same(), plan).deleted
         if deleted and options.gc:
             store.gc()
     except HoldfastError as error:
         _log.warning("old versions of %r are still there, the next publish deletes them: %s", series, error)
+
+
+def _keep_published(plan: PrunePlan, name: str) -> PrunePlan:
+    """Return a plan that keeps the new version, whatever the times of the others are."""
+    kept = tuple(
+        replace(verdict, reasons=("just published",)) if verdict.snapshot.name == name else verdict
+        for verdict in plan.verdicts
+    )
+    return replace(plan, verdicts=kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from holdfast.facade import Store
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore
 from holdfast.publishing import is_version, read_next
-from holdfast.repo.format.layout import PACKS, SNAPSHOTS
+from holdfast.repo.format.layout import PACKS, SNAPSHOTS, generation_key, new_write_id, snapshot_stem
+from holdfast.repo.names.snapshots import commit_snapshot, read_snapshot
 from tests.faults.hooked_store import HookedStore
 
 
@@ -259,3 +261,32 @@ def test_a_save_under_the_name_of_a_version_is_refused_as_ever(store: Store) -> 
 
     with pytest.raises(NameInUse):
         store.save("p/00000001", {"n": 2})
+
+
+@pytest.mark.parametrize("time_s", [4e9, 0.0, -1e9])
+def test_a_version_of_an_impossible_time_does_not_get_the_new_one_deleted(
+    store: Store, objects: MemoryStore, time_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever can write to the store can write such a record; it must not harm what is published after it."""
+    store.publish("p", {"n": 1})
+    record = read_snapshot(objects, "p/00000001")
+    commit_snapshot(objects, replace(record, name="p/00000002", generation=0, time_s=time_s, write_id=new_write_id()))
+
+    result = store.publish("p", {"n": 3}, keep=1)
+
+    assert result.name == "p/00000003"
+    assert store.load("p/00000003") == {"n": 3}
+    assert ("claims to be from the future" in caplog.text) == (time_s > 3e9)
+    assert abs(store["p/00000003"].record.time_s - objects.clock()) < 3600
+
+
+def test_records_that_nobody_can_read_do_not_stop_publishers_and_followers(store: Store, objects: MemoryStore) -> None:
+    store.publish("p", {"n": 1})
+    follower = store.follow("p/", timeout_s=0.0)
+    next(follower)
+    stem = snapshot_stem("p/00000002")
+    objects.create(generation_key(stem, 0), b"holdfast-record 0001 garbage")
+    objects.create(generation_key(snapshot_stem("p/00000007"), 3), b"")
+
+    assert store.publish("p", {"n": 8}).name == "p/00000008"
+    assert [each.name for each in follower] == ["p/00000008"]

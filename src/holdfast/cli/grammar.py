@@ -81,6 +81,15 @@ def _declare(name: str, parser: ArgumentParser) -> None:  # noqa: C901 - a table
             from holdfast.cli.verbs.formats import declare_export as declare
         case "verify-export":
             from holdfast.cli.verbs.formats import declare_verify_export as declare
+        case _:
+            _declare_upkeep(name, parser)
+            return
+    declare(parser)
+
+
+def _declare_upkeep(name: str, parser: ArgumentParser) -> None:  # noqa: C901 - a table, too
+    """Do the same for the verbs that look after a store."""
+    match name:
         case "tag":
             from holdfast.cli.verbs.names import declare_tag as declare
         case "rm":

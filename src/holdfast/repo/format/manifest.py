@@ -24,6 +24,7 @@ from holdfast.repo.format.columns import (
     ColumnType,
     LazyColumn,
     Letter,
+    PackedNames,
     RepeatedColumn,
     Schema,
     Table,
@@ -32,7 +33,6 @@ from holdfast.repo.format.columns import (
 )
 from holdfast.repo.format.entry import NO_RANK, ChunkColumns, ChunkTable, Entry, EntryRows
 from holdfast.repo.format.layout import ManifestRef, PartRef, are_file_ids, manifest_key, parse_part
-from holdfast.repo.format.packed_names import PackedNames
 
 MANIFEST_MAJOR: Final = 1
 MANIFEST_MINOR: Final = 0

@@ -17,10 +17,10 @@ from holdfast.repo.format.boxes import Box, is_span, overlap, relative, slices, 
 from holdfast.repo.format.entry import ChunkTable, Entry
 from holdfast.repo.read.read_plan import Region
 from holdfast.repo.read.reader import SnapshotReader
-from holdfast.snapshot.into.held import NOTED_BYTES, Content, HeldMemory, Since
+from holdfast.snapshot.into.held import NOTED_BYTES, HeldContent, HeldMemory, Since
 from holdfast.snapshot.into.in_place import list_memory
 from holdfast.snapshot.into.plan import IntoPlan
-from holdfast.snapshot.into.swap import Pair, Swap, find_shortage, refuse_memory
+from holdfast.snapshot.into.swap import Swap, SwapPair, find_shortage, refuse_memory
 from holdfast.snapshot.load.batches import view_tensor_memory
 from holdfast.snapshot.load.entries import drop_tied
 from holdfast.tensors.dtypes import items_per_byte
@@ -88,7 +88,7 @@ class Changes:
             self._new = [torch.empty(each.memory.shape, dtype=each.memory.dtype) for each in patches]
         except (RuntimeError, MemoryError) as error:
             raise self._refuse(str(error).partition("\n")[0]) from error
-        pairs: list[Pair] = [(patch.memory, new) for patch, new in zip(patches, self._new, strict=True)]
+        pairs: list[SwapPair] = [(patch.memory, new) for patch, new in zip(patches, self._new, strict=True)]
         self.swap = Swap(pairs, list({id(patch.tensor): patch.tensor for patch in patches}.values()))
 
     def _refuse(self, reason: str) -> Exception:
@@ -114,7 +114,7 @@ def find_changes(plan: IntoPlan, since: Since) -> Changes:
     return changes
 
 
-def iter_contents(plan: IntoPlan) -> Iterator[tuple[torch.Tensor, int, Content]]:
+def iter_contents(plan: IntoPlan) -> Iterator[tuple[torch.Tensor, int, HeldContent]]:
     """Yield what the memory of a target holds after the plan was carried out, for `HeldMemory.note`.
 
     Memory that a step may write to is left out: code of the user may have changed it after it was filled.
@@ -124,7 +124,7 @@ def iter_contents(plan: IntoPlan) -> Iterator[tuple[torch.Tensor, int, Content]]
     for part in _iter_parts(plan, NOTED_BYTES):
         if part.tensor.untyped_storage()._cdata not in changed:
             table = plan.opened.reader.manifest.find_chunks(part.number)
-            yield part.tensor, part.size_bytes, Content(table, part.box)
+            yield part.tensor, part.size_bytes, HeldContent(table, part.box)
 
 
 def _iter_parts(plan: IntoPlan, min_bytes: int = 1) -> Iterator[_Part]:

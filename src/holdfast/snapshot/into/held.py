@@ -42,7 +42,7 @@ def make_since(since: str | NamedSnapshot | None, *, check: bool) -> Since | Non
     return Since(since if isinstance(since, str) else since.name, check)
 
 
-class Content(NamedTuple):
+class HeldContent(NamedTuple):
     """The chunks that memory was filled from."""
 
     table: ChunkTable
@@ -72,7 +72,7 @@ class _Note:
     storage: _StorageRef
     version: int
     """The version counter after the load; every operation of torch that writes in place changes it."""
-    content: Content
+    content: HeldContent
 
 
 _Key = tuple[torch.device, int, int]
@@ -93,14 +93,14 @@ class HeldMemory:
         """Return how many notes there are."""
         return len(self._notes)
 
-    def find(self, tensor: torch.Tensor, size_bytes: int) -> Content | None:
+    def find(self, tensor: torch.Tensor, size_bytes: int) -> HeldContent | None:
         """Return what the memory of a tensor, from its first item on, holds; None if that is not known."""
         note = self._notes.get(_find_key(tensor, size_bytes))
         if note is None or find_version(tensor) != note.version or not note.storage.is_of(tensor):
             return None
         return note.content
 
-    def note(self, contents: Iterable[tuple[torch.Tensor, int, Content]]) -> None:
+    def note(self, contents: Iterable[tuple[torch.Tensor, int, HeldContent]]) -> None:
         """Remember what memory holds: tensors, how many bytes from their first items on, and contents."""
         made: dict[_Key, _Note] = {}
         for tensor, size_bytes, content in contents:

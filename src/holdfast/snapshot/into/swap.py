@@ -21,14 +21,14 @@ _BLOCK_BYTES: Final = 8 << 20
 _COPIED_HERE_BYTES: Final = 4 << 20
 _MEMORY_FACTS: Final = "/proc/meminfo"
 _Buffers = dict[tuple[torch.dtype, torch.device], torch.Tensor]
-Pair = tuple[torch.Tensor, torch.Tensor]
+SwapPair = tuple[torch.Tensor, torch.Tensor]
 """Memory of the target, and new memory of the same shape, on the same device or on the CPU."""
 
 
 class Swap:
     """Memory of the target, and new memory of the same size that can be exchanged with it, and back."""
 
-    def __init__(self, pairs: Sequence[Pair], written: Sequence[torch.Tensor]) -> None:
+    def __init__(self, pairs: Sequence[SwapPair], written: Sequence[torch.Tensor]) -> None:
         """Exchange these pairs; `written` are the tensors of the target whose version counters then change."""
         self._pairs = pairs
         self._written = written
@@ -65,7 +65,7 @@ class WholeCopy:
         self.targets: dict[int, ReadTarget] = {}
         """The new memory, by the same numbers."""
         # Tensors that are the same memory share their new memory, too: exchanging it twice would restore the old.
-        self._pairs: dict[object, list[Pair]] = {}
+        self._pairs: dict[object, list[SwapPair]] = {}
         try:
             for number, target in targets.items():
                 self.targets[number] = self._add(target)
