@@ -50,13 +50,13 @@ if TYPE_CHECKING:
     from holdfast.compile_cache.backend import CompilerOptions as CompilerChoices
     from holdfast.diff.changes import Diff
     from holdfast.distributed.checkpoint.choices import IntoChoices, PublishChoices, SaveChoices
-    from holdfast.following import FollowChoices, Follower
     from holdfast.formats.background import ExportHandle, ExportRunner
     from holdfast.formats.export import ExportChoices, ExportResult
     from holdfast.formats.importing import ImportChoices, ImportResult
     from holdfast.formats.receipt import ReceiptFinding
     from holdfast.mirror.mirror import Mirror
     from holdfast.mirror.views import Views
+    from holdfast.series.follow import FollowChoices, Follower
     from holdfast.snapshot.into.held import HeldMemory
     from holdfast.snapshot.load.options import Aliases
     from holdfast.snapshot.optimizers import Optimizers
@@ -235,7 +235,7 @@ class Store:
         tagged ones are deleted, and `gc` frees their bytes; with gc=False, that is left to a later call. If two
         processes publish at once, each gets a number. Collective, as `save` is, and raises what `save` raises.
         """
-        from holdfast.publishing import PublishOptions, publish
+        from holdfast.series.publish import PublishOptions, publish
 
         return publish(self, series, tree, PublishOptions(keep, gc), choices)
 
@@ -245,7 +245,7 @@ class Store:
         Newer is what `latest` would return. It does no harm if snapshots are deleted or overwritten. Those in between
         are skipped, unless `every=True`. Ends after `timeout_s` without a new one, if given. See `FollowChoices`.
         """
-        from holdfast.following import Follower, make_follow_options
+        from holdfast.series.follow import Follower, make_follow_options
 
         return Follower(self, prefix, self._types, make_follow_options(self.snapshot, **choices))
 
