@@ -34,6 +34,7 @@ from bench.suites import (
     diff_runs,
     codecs,
     exports,
+    follow,
     growth,
     imports,
     limits,
@@ -77,10 +78,11 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "mirror": mirror.run,
     "objects": objects.run,
     "codecs": codecs.run,
+    "follow": follow.run,
 }
 _ON_REQUEST: Final = frozenset(
     {"capture", "codecs", "compile", "diff_runs", "exports", "follow", "imports", "mirror", "objects", "planning"}
-    | {"put", "query", "recording", "reuse", "whole"}
+    | {"put", "query", "reuse"}
 )
 """Suites that take long and have a separate result: DCP plans for minutes with a thousand ranks, and models take half
 a minute to compile."""

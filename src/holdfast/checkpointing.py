@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from typing_extensions import Self
 
-from holdfast.distributed.checkpoint.checkpoint import Together, World, find_world
+from holdfast.distributed.checkpoint.checkpoint import World, find_world
+from holdfast.distributed.checkpoint.choices import Together
 from holdfast.distributed.talk.failures import is_caused_by
 from holdfast.errors import Corrupt, NotFound, RankError
 from holdfast.json_text import Json
@@ -122,7 +123,7 @@ class CheckpointManager:
         if "timeout_s" in options:
             self._together["timeout_s"] = options["timeout_s"]
         world = find_world(**self._together)
-        self._is_first_rank = world is None or dist.get_rank(world.group) == 0
+        self._is_first_rank = world is None or world.is_first_rank
         self._votes = _Votes(world)
         self._signals = _Signals(options.get("stop_signals", DEFAULT_SIGNALS))
         self._saving: Saving | None = None

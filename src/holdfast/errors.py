@@ -6,6 +6,7 @@ Grouped by what a handler does next::
       NotFound (KeyError)           no such name, entry or object: check the spelling, list the names
         TensorNotFound (FileNotFoundError)   the same in a content store; PyTorch raises FileNotFoundError
         ShardNotFound (ValueError)           the same for a value or shard in a state dict; PyTorch raises ValueError
+        SnapshotGone                it was deleted or overwritten, and its bytes were collected: take a newer one
       BadName (ValueError)          a name or key that no store accepts: choose another
       BadExpression (ValueError)    a condition, sort key or column that cannot be parsed: correct it at `position`
       NotBisectable (ValueError)    a series without a good start and a bad end: choose another series
@@ -74,6 +75,10 @@ class TensorNotFound(NotFound, FileNotFoundError):
 
 class ShardNotFound(NotFound, ValueError):
     """No value of that name, or no shard of it at that offset, in a state dict of this rank."""
+
+
+class SnapshotGone(NotFound):
+    """A snapshot was deleted or overwritten since it was found, and its bytes were collected."""
 
 
 class BadName(HoldfastError, ValueError):

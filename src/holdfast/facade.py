@@ -27,7 +27,6 @@ from holdfast.query.lineage import LineageLog
 from holdfast.query.select import BestMode, SortFields, parse_query
 from holdfast.repo.files import Restored
 from holdfast.repo.format.layout import verify_user_name
-from holdfast.repo.handle.compression import Compression
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES, HandleStatistics, Repository, open_repository
 from holdfast.repo.names.snapshots import delete_snapshot
 from holdfast.repo.names.tags import Tag, delete_tag, iter_tags
@@ -51,17 +50,17 @@ if TYPE_CHECKING:
     from holdfast.compile_cache.backend import Compiler
     from holdfast.compile_cache.backend import CompilerOptions as CompilerChoices
     from holdfast.diff.changes import Diff
-    from holdfast.distributed.checkpoint.checkpoint import Together
+    from holdfast.distributed.checkpoint.choices import IntoChoices, PublishChoices, SaveChoices
     from holdfast.formats.background import ExportHandle, ExportRunner
     from holdfast.formats.export import ExportChoices, ExportResult
     from holdfast.formats.importing import ImportChoices, ImportResult
     from holdfast.formats.receipt import ReceiptFinding
     from holdfast.mirror.mirror import Mirror
     from holdfast.mirror.views import Views
-    from holdfast.snapshot.into.plan import ReplicaMode
+    from holdfast.series.follow import FollowChoices, Follower
+    from holdfast.snapshot.into.held import HeldMemory
     from holdfast.snapshot.load.options import Aliases
     from holdfast.snapshot.optimizers import Optimizers
-    from holdfast.snapshot.save.save import SaveOptions
     from holdfast.snapshot.save.staging import AsyncSaver, SaveHandle, Staging
     from holdfast.snapshot.view.lazy import Snapshot
     from holdfast.trees.registered import Types
@@ -176,19 +175,7 @@ class Store:
         self.close()
 
     def save(
-        self,
-        name: str,
-        tree: object,
-        *,
-        overwrite: bool = False,
-        metadata: Mapping[str, Json] | None = None,
-        base: str | None = None,
-        allow_pickle: bool = False,
-        grads: bool = False,
-        compression: Compression = "default",
-        mirror: StrPath | None = None,
-        progress: ProgressChoice = None,
-        **together: Unpack[Together],
+        self, name: str, tree: object, *, progress: ProgressChoice = None, **choices: Unpack[SaveChoices]
     ) -> SaveResult:
         """Save a tree under a name. When this returns, the whole snapshot is visible and durable.
 
@@ -199,14 +186,16 @@ class Store:
         writes its own part. If one rank fails, or is silent for `timeout_s` (300), all ranks raise RankError and the
         name keeps its old content; CommitUnknown if a rank cannot know that. With `collective=False`, one rank saves.
 
-        `compression` and `mirror` are as in `holdfast.open`, for this snapshot; uploads run in the background.
+        `SaveChoices` has all options; `overwrite=True` replaces what the name has.
         `progress=True` shows a progress bar (of tqdm, or else of rich); a function receives each `ProgressUpdate`.
         """
-        from holdfast.distributed.checkpoint.checkpoint import find_world, save_together
+        from holdfast.distributed.checkpoint.checkpoint import save_together
+        from holdfast.distributed.checkpoint.choices import make_save_options
 
-        options = self._plan_save(name, mirror, overwrite, metadata or {}, base, allow_pickle, grads, compression)
-        repo, saver, world, bar = self.repository, self._find_saver(), find_world(**together), make_progress(progress)
-        saver.wait()
+        lineage = self._describe_save(name, choices.get("mirror"))
+        options, world = make_save_options(environment=self._environment, lineage=lineage, **choices)
+        repo, bar = self.repository, make_progress(progress)
+        self._find_saver().wait()
         result = save_together(repo, name, tree, options, types=self._types, world=world, progress=bar)
         self._lineage.note_saved(name)
         return result
@@ -217,31 +206,48 @@ class Store:
         tree: object,
         *,
         staging: Staging = "full",
-        overwrite: bool = False,
-        metadata: Mapping[str, Json] | None = None,
-        base: str | None = None,
-        allow_pickle: bool = False,
-        grads: bool = False,
-        compression: Compression = "default",
-        mirror: StrPath | None = None,
         progress: ProgressChoice = None,
-        **together: Unpack[Together],
+        **choices: Unpack[SaveChoices],
     ) -> SaveHandle:
         """Copy the tree and save the copy in the background; the tree may change once this returns.
 
         `staging="full"` copies the whole tree into memory, `"budget"` at most half of the memory budget, and then
         returns when the rest is on disk. The handle's `wait` raises errors of the save, or the next save or `close`.
         """
-        from holdfast.distributed.checkpoint.checkpoint import find_world, start_together
+        from holdfast.distributed.checkpoint.checkpoint import start_together
+        from holdfast.distributed.checkpoint.choices import make_save_options
 
-        options = self._plan_save(name, mirror, overwrite, metadata or {}, base, allow_pickle, grads, compression)
-        repo, saver, world = self.repository, self._find_saver(), find_world(**together)
-        bar, types = make_progress(progress), self._types
+        lineage = self._describe_save(name, choices.get("mirror"))
+        options, world = make_save_options(environment=self._environment, lineage=lineage, **choices)
+        repo, saver, bar, types = self.repository, self._find_saver(), make_progress(progress), self._types
         handle = start_together(
             saver, repo, name, tree, options, types=types, world=world, staging=staging, progress=bar
         )
         self._lineage.note_saved(name)
         return handle
+
+    def publish(
+        self, series: str, tree: object, *, keep: int = 2, gc: bool = True, **choices: Unpack[PublishChoices]
+    ) -> SaveResult:
+        """Save a tree as the next version of a series, "<series>/00000001" and so on, for others to `follow`.
+
+        Chunks that did not change are not written. Once the version is committed, all but the newest `keep` and the
+        tagged ones are deleted, and `gc` frees their bytes; with gc=False, that is left to a later call. If two
+        processes publish at once, each gets a number. Collective, as `save` is, and raises what `save` raises.
+        """
+        from holdfast.series.publish import PublishOptions, publish
+
+        return publish(self, series, tree, PublishOptions(keep, gc), choices)
+
+    def follow(self, prefix: str, **choices: Unpack[FollowChoices]) -> Follower:
+        """Return an iterator over the newest snapshot under a prefix, and each newer one; it waits for them.
+
+        Newer is what `latest` would return. It does no harm if snapshots are deleted or overwritten. Those in between
+        are skipped, unless `every=True`. Ends after `timeout_s` without a new one, if given. See `FollowChoices`.
+        """
+        from holdfast.series.follow import Follower, make_follow_options
+
+        return Follower(self, prefix, self._types, make_follow_options(self.snapshot, **choices))
 
     def manager(self, prefix: str, **options: Unpack[ManagerOptions]) -> CheckpointManager:
         """Return a manager that saves the checkpoints of a training run under `prefix`; see `ManagerOptions`.
@@ -341,20 +347,7 @@ class Store:
         return tree
 
     def load_into(
-        self,
-        name: str | Snapshot,
-        tree: Any,
-        *,
-        strict: bool = True,
-        rename: Mapping[str, str] | None = None,
-        cast: bool = False,
-        assign: bool = False,
-        verify: Verify = "full",
-        allow_pickle: bool = False,
-        replicas: ReplicaMode = "auto",
-        atomic: bool = False,
-        progress: ProgressChoice = None,
-        **together: Unpack[Together],
+        self, name: str | Snapshot, tree: Any, *, progress: ProgressChoice = None, **choices: Unpack[IntoChoices]
     ) -> Any:
         """Load a snapshot into an existing tree, in place, and return the tree.
 
@@ -365,13 +358,15 @@ class Store:
 
         An error lists the leaves that it left changed in `overwritten`, and those that may mix old and new values in
         `partly_written`. With `atomic`, it changes no leaf on any rank; this needs memory for a second copy.
-        """
-        from holdfast.distributed.checkpoint.checkpoint import find_world, load_into_together
-        from holdfast.snapshot.into.plan import IntoOptions
 
-        bar = make_progress(progress)
-        options = IntoOptions(strict, rename or {}, cast, assign, verify, allow_pickle, replicas, atomic, bar)
-        repo, types, world = self._views.choose_repository(name), self._types, find_world(**together)
+        With `since`, the snapshot that the tree holds, only the chunks that the tree lacks are read, into new memory,
+        verified and then put in place, on all ranks or none. `IntoChoices` has all options.
+        """
+        from holdfast.distributed.checkpoint.checkpoint import load_into_together
+        from holdfast.distributed.checkpoint.choices import make_into_options
+
+        options, world = make_into_options(held=self._held, progress=make_progress(progress), **choices)
+        repo, types = self._views.choose_repository(name), self._types
         with self._lineage.loading(lambda: self._open_snapshot(name).record) as find:
             return load_into_together(repo, find, tree, options, types=types, world=world)
 
@@ -562,22 +557,25 @@ class Store:
 
         return Types(self._classes)
 
+    @cached_property
+    def _held(self) -> HeldMemory:
+        from holdfast.snapshot.into.held import HeldMemory
+
+        return HeldMemory()
+
     def _find_saver(self) -> AsyncSaver:
         from holdfast.snapshot.save.staging import AsyncSaver
 
         self._saver = self._saver or AsyncSaver()
         return self._saver
 
-    def _plan_save(self, name: str, mirror: StrPath | None, *choices: Any) -> SaveOptions:
-        from holdfast.snapshot.save.save import SaveOptions
-
+    def _describe_save(self, name: str, mirror: StrPath | None) -> Mapping[str, Json]:
         verify_user_name(name)
-        lineage = self._lineage.describe(name)
-        if mirror is not None:
-            from holdfast.mirror.mirror import note_mirror
+        if mirror is None:
+            return self._lineage.describe(name)
+        from holdfast.mirror.mirror import note_mirror
 
-            lineage = {**lineage, **note_mirror(self.repository, mirror, self._named_mirrors)}
-        return SaveOptions(*(*choices, self._environment, lineage))
+        return {**self._lineage.describe(name), **note_mirror(self.repository, mirror, self._named_mirrors)}
 
     @property
     def _views(self) -> Views:

@@ -27,7 +27,7 @@ LAYERS: Final = (
     ("distributed",),
     ("compile_cache", "capture"),
     ("mirror",),
-    ("checkpointing", "formats"),
+    ("checkpointing", "formats", "series"),
     ("facade",),
     ("opening",),
     ("compiling", "content_store", "dcp", "integrations"),

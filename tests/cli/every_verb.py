@@ -30,6 +30,8 @@ READING: Final = [
     "log",
     "log best --json",
     "log run/ --where 'val_loss exists' --limit 3",
+    "follow run/ --timeout 0s",
+    "follow --since run/1 --every --poll 1s --timeout 0s --json",
     "bisect run/ -- sh -c 'test {} != run/2'",
     "bisect run/ --where 'size > 0' --json -- sh -c 'test $HOLDFAST_SNAPSHOT != run/2'",
     "show run/1",

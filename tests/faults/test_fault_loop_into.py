@@ -66,11 +66,13 @@ def saved() -> MemoryStore:
     return make_store()
 
 
-def load(store: MemoryStore, tree: dict[str, Any], *, is_atomic: bool) -> BaseException | None:
+def load(
+    store: MemoryStore, tree: dict[str, Any], *, is_atomic: bool, since: str | None = None
+) -> BaseException | None:
     """Load into the tree, and return what that raised."""
     try:
         with Store(store, types=[Settings]) as opened:
-            opened.load_into("x", tree, atomic=is_atomic)
+            opened.load_into("x", tree, atomic=is_atomic, since=since)
     except BaseException as error:  # noqa: BLE001 - for the test to look at
         return error
     return None
@@ -104,16 +106,17 @@ def test_after_any_failing_read_the_error_lists_what_was_overwritten(
     assert mixed, "no run has changed the target, so nothing was tested"
 
 
+@pytest.mark.parametrize("since", [None, "believed"], ids=["atomic", "since"])
 @pytest.mark.parametrize("is_used", [True, False], ids=["used", "fresh"])
 @pytest.mark.parametrize("kind", ERRORS)
-def test_after_any_failing_read_an_atomic_load_has_changed_nothing(
-    saved: MemoryStore, kind: str, is_used: bool
+def test_after_any_failing_read_a_load_all_or_nothing_has_changed_nothing(
+    saved: MemoryStore, kind: str, is_used: bool, since: str | None
 ) -> None:
     old, new = find_facts(make_tree(OLD, is_used=is_used)), find_new(saved, is_used=is_used)
     tree = make_tree(OLD, is_used=is_used)
     for at in count(1):
         tree = make_tree(OLD, is_used=is_used)
-        error = load(FailingStore(saved, ERRORS[kind], at), tree, is_atomic=True)
+        error = load(FailingStore(saved, ERRORS[kind], at), tree, is_atomic=since is None, since=since)
         if error is None:
             break
         assert find_facts(tree) == old, (at, error)
@@ -162,51 +165,51 @@ class Interrupter:
 TRACED = (
     *(
         f"snapshot/into/{name}.py"
-        for name in ("load_into", "apply_plan", "swap", "undo", "restore", "journal", "setters")
+        for name in ("load_into", "apply_plan", "changes", "swap", "undo", "restore", "journal")
     ),
-    "snapshot/into/apply_plan.py",
     "repo/engine.py",
     "into_scenario.py",
 )
 
 
-def interrupt_at(saved: MemoryStore, at: int, *, is_atomic: bool, old: Facts, new: Facts) -> bool:
+def interrupt_at(saved: MemoryStore, at: int, *, mode: str, old: Facts, new: Facts) -> bool:
     """Interrupt a load at its n-th line and check the result; return whether it has so many lines."""
     tree = make_tree(OLD)
     interrupter = Interrupter(at)
-    error = interrupter.run(lambda: load(saved, tree, is_atomic=is_atomic))
+    is_atomic, since = mode == "atomic", "believed" if mode == "since" else None
+    error = interrupter.run(lambda: load(saved, tree, is_atomic=is_atomic, since=since))
     if interrupter.lines < at:
         assert error is None
         return False
     found = find_facts(tree)
     assert isinstance(error, KeyboardInterrupt), (interrupter.where, error)
     assert find_lies(error, found, old, new) == [], interrupter.where
-    if is_atomic:
+    if mode != "direct":
         assert found in (old, new), interrupter.where
         assert (found == new) == bool(getattr(error, "overwritten", ())), interrupter.where
     return True
 
 
 @pytest.mark.skipif(sys.gettrace() is not None, reason="somebody else traces")
-@pytest.mark.parametrize("is_atomic", [False, True], ids=["direct", "atomic"])
-def test_an_interrupt_at_any_line_is_told_truthfully(saved: MemoryStore, is_atomic: bool) -> None:
+@pytest.mark.parametrize("mode", ["direct", "atomic", "since"])
+def test_an_interrupt_at_any_line_is_told_truthfully(saved: MemoryStore, mode: str) -> None:
     old, new = find_facts(make_tree(OLD)), find_new(saved, is_used=True)
 
     # Some lines; the slow test takes all.
-    assert sum(interrupt_at(saved, at, is_atomic=is_atomic, old=old, new=new) for at in range(1, 3000, 149)) >= 3
+    assert sum(interrupt_at(saved, at, mode=mode, old=old, new=new) for at in range(1, 3000, 149)) >= 3
 
 
 # An interrupt between opening a file and the `with` leaves the file to the garbage collector, which warns.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.slow
 @pytest.mark.skipif(sys.gettrace() is not None, reason="somebody else traces")
-@pytest.mark.parametrize("is_atomic", [False, True], ids=["direct", "atomic"])
-def test_an_interrupt_at_every_line_or_every_few_is_told_truthfully(saved: MemoryStore, is_atomic: bool) -> None:
+@pytest.mark.parametrize("mode", ["direct", "atomic", "since"])
+def test_an_interrupt_at_every_line_or_every_few_is_told_truthfully(saved: MemoryStore, mode: str) -> None:
     old, new = find_facts(make_tree(OLD)), find_new(saved, is_used=True)
 
     # An atomic load has many more lines: for each of the many blocks of memory that it exchanges.
-    for at in count(1, 17 if is_atomic else 1):
-        if not interrupt_at(saved, at, is_atomic=is_atomic, old=old, new=new):
+    for at in count(1, 1 if mode == "direct" else 17):
+        if not interrupt_at(saved, at, mode=mode, old=old, new=new):
             break
     assert at > 500
 

@@ -370,3 +370,19 @@ def test_a_cast_is_made_where_fewer_bytes_have_to_be_moved(
     assert torch.equal(found["row"].cpu(), base[1].to(dtype))
     assert found["base"].untyped_storage()._cdata == found["row"].untyped_storage()._cdata
     assert found["n"].dtype == torch.int64
+
+
+def test_only_what_changed_is_read_into_memory_on_the_device(store: Store) -> None:
+    items = (1 << 20) // 4
+    tree = {"a": torch.arange(3.0 * items)}
+    target = {"a": torch.zeros(3 * items, device=DEVICE)}
+    store.save("v/1", tree)
+    store.load_into("v/1", target)
+    tree["a"][items] += 1
+    store.save("v/2", tree)
+    before = store.statistics().stages["read"].size_bytes
+
+    store.load_into("v/2", target, since="v/1")
+
+    assert torch.equal(target["a"].cpu(), tree["a"])
+    assert 0 < store.statistics().stages["read"].size_bytes - before <= 1 << 20

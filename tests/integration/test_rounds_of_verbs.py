@@ -106,6 +106,37 @@ def test_opening_and_finding_the_latest_takes_three_rounds(server: S3Server, cou
     assert cost.requests <= 3 + 33 + 17
 
 
+def test_a_look_for_new_snapshots_takes_one_request_for_a_thousand(some: S3Server) -> None:
+    store, writer = Store(open_cloud(some)), Store(open_cloud(some))
+    follower = store.follow("run/")
+    with count_cost(some) as first:
+        assert follower.poll() is not None
+    with count_cost(some) as idle:
+        assert follower.poll() is None
+    writer.save("run/new", {"n": 1})
+    with count_cost(some) as new:
+        found = follower.poll()
+
+    assert found is not None
+    assert found.name == "run/new"
+    assert (idle.rounds, idle.requests) == (1, 1)
+    assert (new.rounds, new.requests) == (2, 2), "the listing and the record"
+    # The records of a quarter of an hour, of which there is one a minute.
+    assert first.requests <= 1 + 17
+
+
+def test_a_publisher_needs_few_requests_besides_those_of_the_save(server: S3Server) -> None:
+    store = Store(open_cloud(server))
+    store.publish("p", {"n": 1}, keep=3)
+    with count_cost(server) as save:
+        store.save("q/1", {"n": 2})
+    with count_cost(server) as publish:
+        store.publish("p", {"n": 3}, keep=3)
+
+    # The listing and a record for the number; the same, the tags and the config before anything is deleted.
+    assert publish.requests <= save.requests + 2 + 4
+
+
 def test_a_snapshot_is_found_by_name_in_one_round_after_opening(full: S3Server) -> None:
     store = Store(open_cloud(full))
     with count_cost(full) as cost:

@@ -13,6 +13,7 @@ _SUMMARIES: Final = {
     "ls": "list snapshots",
     "show": "show the contents of a snapshot, and its packs",
     "log": "show which snapshots were saved from which",
+    "follow": "print snapshots as they are committed",
     "bisect": "find the first snapshot of a series that fails a test",
     "diff": "show the differences between two snapshots",
     "put": "save files as a snapshot",
@@ -60,6 +61,8 @@ def _declare(name: str, parser: ArgumentParser) -> None:  # noqa: C901 - a table
             from holdfast.cli.verbs.show import declare_show as declare
         case "log":
             from holdfast.cli.verbs.search.log import declare_log as declare
+        case "follow":
+            from holdfast.cli.verbs.search.follow import declare_follow as declare
         case "bisect":
             from holdfast.cli.verbs.search.bisect import declare_bisect as declare
         case "diff":
@@ -78,6 +81,15 @@ def _declare(name: str, parser: ArgumentParser) -> None:  # noqa: C901 - a table
             from holdfast.cli.verbs.formats import declare_export as declare
         case "verify-export":
             from holdfast.cli.verbs.formats import declare_verify_export as declare
+        case _:
+            _declare_upkeep(name, parser)
+            return
+    declare(parser)
+
+
+def _declare_upkeep(name: str, parser: ArgumentParser) -> None:  # noqa: C901 - a table, too
+    """Do the same for the verbs that look after a store."""
+    match name:
         case "tag":
             from holdfast.cli.verbs.names import declare_tag as declare
         case "rm":

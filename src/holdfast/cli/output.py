@@ -127,6 +127,10 @@ class Output:
         """Print a value as JSON; ASCII only, so that no name in it can control a terminal."""
         print(json.dumps(value, indent=2))
 
+    def json_line(self, value: Json) -> None:
+        """Print a value as one line of JSON, at once: one of a stream, which may go on for ever."""
+        print(json.dumps(value), flush=True)
+
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> None:
         """Print aligned rows below headers; `right` names the columns that are aligned to the right."""
         plain: list[Style] = [""] * len(rows)

@@ -250,6 +250,18 @@ class KeepingStore(Protocol):
 
 
 @runtime_checkable
+class WatchedStore(Protocol):
+    """Optional: a store that can tell, for less than a listing, that no object was created or deleted."""
+
+    def read_folder_state(self, folder: str, names: Sequence[str]) -> str:
+        """Return a text that differs after any object was created or deleted directly in one of these folders.
+
+        They are in `folder`, which ends with a slash. Returns "" if the store cannot tell, so that the caller lists:
+        always, or because a folder has changed so recently that another change might show the same time.
+        """
+
+
+@runtime_checkable
 class PlacedStore(Protocol):
     """Optional: a store that can tell an empty directory from one that does not exist yet."""
 

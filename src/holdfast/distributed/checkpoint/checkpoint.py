@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 import torch.distributed as dist
 
@@ -45,18 +45,14 @@ class World:
     timeout_s: float = DEFAULT_TIMEOUT_S
     """How long a rank may give no sign of life while others wait for it."""
 
+    @property
+    def is_first_rank(self) -> bool:
+        """Return whether this process is rank 0 of the group."""
+        return dist.get_rank(self.group) == 0
+
     def join(self, name: str, topic: str | None = None) -> Collectives:
         """Join the collective `name`/`topic`; all ranks must."""
         return Collectives(self.group, timeout_s=self.timeout_s, name=name, topic=topic)
-
-
-class Together(TypedDict, total=False):
-    """Keyword arguments that choose which ranks take part in a collective operation."""
-
-    collective: bool
-    """False to run in this process only."""
-    process_group: dist.ProcessGroup | None
-    timeout_s: float
 
 
 def find_world(
@@ -173,8 +169,8 @@ def load_into_together(
     journal = Journal()
     with journal.reporting(), world.join("load") as ranks:
         journal.where = f"the target of rank {ranks.rank}"
-        record = _agree_on_record(find, ranks)
-        chunk_exchange = open_together(repo.store, record.manifest, ranks)
+        record = _agree_on_record(find, options, ranks)
+        chunk_exchange = open_together(repo.store, record.manifest, ranks, name=record.name)
         variants = chunk_exchange.list_variants()
         if variants:
             # Warn in a step: if warnings are turned into errors, all ranks must raise.
@@ -212,23 +208,29 @@ def load_into_together(
                     journal=journal,
                 )
 
-            if options.replicas == "each" or ranks.world_size == 1:
+            # With `since`, each rank reads what its own memory lacks.
+            if options.replicas == "each" or options.since is not None or ranks.world_size == 1:
                 return load(None)
             with ReplicaExchange(ranks, reader, mode=options.replicas, timeout_s=world.timeout_s) as replica_exchange:
                 return load(replica_exchange)
 
 
-def _agree_on_record(find: Callable[[], CommittedSnapshot], ranks: Collectives) -> CommittedSnapshot:
-    """Return the snapshot that this rank finds; raise Mismatch unless all ranks find the same."""
+def _agree_on_record(
+    find: Callable[[], CommittedSnapshot], options: IntoOptions, ranks: Collectives
+) -> CommittedSnapshot:
+    """Return the snapshot that this rank finds; raise Mismatch unless all ranks find the same, and load it alike."""
     found: list[CommittedSnapshot] = []
 
-    def find_identity() -> tuple[str, int, bytes]:
+    def find_identity() -> tuple[str, int, bytes, bool]:
         found.append(find())
-        return found[0].name, found[0].generation, found[0].digest
+        return found[0].name, found[0].generation, found[0].digest, options.is_transaction
 
     seen = ranks.all_gather("load", find_identity)
+    if len({is_transaction for *_, is_transaction in seen}) > 1:
+        given = [rank for rank, (*_, is_transaction) in enumerate(seen) if is_transaction]
+        raise Mismatch(f"only {name_ranks(given)} passed since= or atomic=True: pass it on all ranks, or on none")
     if len(set(seen)) > 1:
-        names = [f"rank {rank} {name!r} (generation {number})" for rank, (name, number, _) in enumerate(seen)]
+        names = [f"rank {rank} {name!r} (generation {number})" for rank, (name, number, *_) in enumerate(seen)]
         raise Mismatch(
             f"the ranks load different snapshots: {list_some(names, _LISTED)}. Choose one on one rank and broadcast its"
             " name"

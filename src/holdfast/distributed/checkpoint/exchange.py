@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import isqrt, prod
@@ -20,7 +21,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.errors import Corrupt
+from holdfast.errors import Corrupt, NotFound, SnapshotGone
 from holdfast.objects.disk_cache import find_cache
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.boxes import Box, is_span, span_of, volume
@@ -57,22 +58,38 @@ class ExchangeRanks(Ranks, Protocol):
         """Call `map` for one value per rank; return the values received, by rank. b"" is not sent."""
 
 
-def open_together(store: ObjectStore, ref: ManifestRef, ranks: ExchangeRanks) -> ChunkExchange:
-    """Read the manifests of a snapshot, each on one rank; raise RankError on all if one is missing or damaged."""
+def open_together(store: ObjectStore, ref: ManifestRef, ranks: ExchangeRanks, *, name: str = "") -> ChunkExchange:
+    """Read the manifests of the snapshot `name`, each on one rank; raise RankError on all if one is lost or damaged."""
     cache = find_cache(store)
-    data = ranks.broadcast("root", lambda: read_verified(store, ref, cache=cache))
+
+    def read_root() -> bytes:
+        with _lost_is_gone(name):
+            return read_verified(store, ref, cache=cache)
+
+    data = ranks.broadcast("root", read_root)
     root = decode_manifest(data, where=manifest_key(ref.manifest_id))
     mine = range(ranks.rank, len(root.parts), ranks.world_size)
     parts: dict[int, Manifest] = {}
 
     def read() -> None:
         for number in mine:
-            parts[number] = read_manifest(store, root.parts[number].manifest, cache=cache)
+            with _lost_is_gone(name):
+                parts[number] = read_manifest(store, root.parts[number].manifest, cache=cache)
             ranks.beat()
 
     if root.parts:
         ranks.all_gather("parts", read)
     return ChunkExchange(ranks, root, parts)
+
+
+@contextmanager
+def _lost_is_gone(name: str) -> Iterator[None]:
+    """Turn NotFound of a manifest into SnapshotGone."""
+    try:
+        yield
+    except NotFound as error:
+        text = f"{name!r} is gone: its manifest was collected or lost; list the snapshots again"
+        raise SnapshotGone(text, name=name) from error
 
 
 class ChunkExchange:

@@ -128,6 +128,7 @@ class _Planner:
             environment=make_environment(self._options),
             base=self._options.base,
             overwrite=self._options.overwrite,
+            after_s=self._options.after_s,
             verify_reuse=self._options.verify_reuse,
             compression=self._options.compression,
         )

@@ -39,6 +39,9 @@ _VOLATILE_TYPES: Final = frozenset({"tmpfs", "ramfs"})
 # Errors of filesystems without locks; then only leases show which saves are running.
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _LOCK_NAME: Final = ".lock"
+_SETTLED_S: Final = 2.0
+"""A change of a directory may have the same time as one before it: by the clock of the filesystem, whose steps are 10
+ms, or 2 s with FAT."""
 
 T = TypeVar("T")
 # Inside the class `list` is its method.
@@ -275,6 +278,21 @@ class LocalStore:
         if status is None or status.kind != "file":
             raise self._not_found(key)
         return ObjectInfo(key, status.size_bytes, status.modified_s, status.version)
+
+    def read_folder_state(self, folder: str, names: Sequence[str]) -> str:
+        """Return the times of the directories; "" on a network filesystem, whose clients cache them."""
+        if self.is_network:
+            return ""
+        try:
+            found = self._files.stat_names(self._directory(folder), names)
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return ""
+            raise self._read_error(error, folder) from error
+        latest_s = self.clock() - _SETTLED_S
+        if any(status is not None and status.modified_s > latest_s for status in found):
+            return ""
+        return " ".join("-" if status is None else status.version for status in found)
 
     def clock(self) -> float:
         """Return this host's time."""

@@ -42,6 +42,36 @@ class Entry(NamedTuple):
     rank: int = NO_RANK
 
 
+class ChunkTable(NamedTuple):
+    """The cuts and digests of an entry's chunks, without their locations; equal tables mean equal bytes."""
+
+    dims: int
+    sizes: tuple[int, ...]
+    digests: bytes
+    """32 bytes for each chunk."""
+    boxes: tuple[int, ...]
+
+    def find_places(self) -> Sequence[tuple[int, ...]]:
+        """Return the place of each chunk: its box, or its first byte and size in an entry that is a span of bytes."""
+        if self.dims:
+            width = 2 * self.dims
+            return [self.boxes[at : at + width] for at in range(0, len(self.boxes), width)]
+        return list(zip(accumulate(self.sizes, initial=0), self.sizes, strict=False))
+
+    def find_digest(self, row: int) -> Digest:
+        """Return the digest of a chunk."""
+        return Digest(self.digests[DIGEST_BYTES * row : DIGEST_BYTES * (row + 1)])
+
+    def find_changed(self, before: ChunkTable) -> Sequence[int] | None:
+        """Return the chunks that differ from those in the same places before; None if the cuts differ."""
+        if (self.dims, self.sizes, self.boxes) != (before.dims, before.sizes, before.boxes):
+            return None
+        if self.digests == before.digests:
+            return []
+        rows = range(len(self.sizes))
+        return [row for row in rows if self.find_digest(row) != before.find_digest(row)]
+
+
 def iter_boxes(entry: Entry) -> Iterator[tuple[ChunkRef, Box]]:
     """Yield each chunk of an entry that is stored in boxes, with its box."""
     for ref in entry.chunks:

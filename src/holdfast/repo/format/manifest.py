@@ -9,7 +9,7 @@ from ctypes import CDLL
 from functools import cached_property
 from itertools import accumulate, chain, compress, repeat
 from operator import eq, mul, ne, not_, sub
-from typing import Final, overload
+from typing import Final
 
 import zstandard
 
@@ -24,13 +24,14 @@ from holdfast.repo.format.columns import (
     ColumnType,
     LazyColumn,
     Letter,
+    PackedNames,
     RepeatedColumn,
     Schema,
     Table,
     consume_table,
     decode_table,
 )
-from holdfast.repo.format.entry import NO_RANK, ChunkColumns, Entry, EntryRows
+from holdfast.repo.format.entry import NO_RANK, ChunkColumns, ChunkTable, Entry, EntryRows
 from holdfast.repo.format.layout import ManifestRef, PartRef, are_file_ids, manifest_key, parse_part
 
 MANIFEST_MAJOR: Final = 1
@@ -199,36 +200,6 @@ def _sum_up(counts: Sequence[int]) -> Sequence[int]:
     return array("Q", accumulate(counts))
 
 
-class PackedNames(Sequence[str]):
-    """A sequence of strings, stored as one string; items are created when they are read."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._text = "".join(names)
-        self._ends = array("Q", accumulate(map(len, names)))
-
-    def __len__(self) -> int:
-        """Return the number of names."""
-        return len(self._ends)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        """Return a name, or a list of them for a slice."""
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        number = index if index >= 0 else len(self) + index
-        return self._text[self._ends[number - 1] if number > 0 else 0 : self._ends[number]]
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield all names."""
-        start = 0
-        for end in self._ends:
-            yield self._text[start:end]
-            start = end
-
-
 class Manifest:
     """A decoded manifest; entries are created when they are read."""
 
@@ -286,8 +257,7 @@ class Manifest:
     def entry(self, position: int) -> Entry:
         """Return the entry at `position`."""
         columns = self._columns
-        first = self._chunk_ends[position - 1] if position else 0
-        rows = range(first, self._chunk_ends[position])
+        rows = range(*self._find_rows(position))
         dims = columns["entry_dims"][position]
         boxes = self._iter_boxes(position, 2 * dims) if dims else repeat(())
         return Entry(
@@ -307,9 +277,35 @@ class Manifest:
         spec = self._head["specs"][columns["entry_spec"][position]]
         return spec, columns["entry_bytes"][position], columns["entry_alias"][position]
 
+    def find_chunks(self, position: int) -> ChunkTable:
+        """Return the cuts and digests of an entry's chunks, without creating them."""
+        columns = self._columns
+        first, end = self._find_rows(position)
+        boxes = () if self._is_plain else columns["box"][slice(*self._find_box_rows(position))]
+        return ChunkTable(
+            columns["entry_dims"][position],
+            tuple(columns["chunk_bytes"][first:end]),
+            bytes(columns["chunk_digest"][DIGEST_BYTES * first : DIGEST_BYTES * end]),
+            tuple(boxes),
+        )
+
+    def cut_entry(self, position: int, places: Mapping[int, tuple[int, ...]]) -> Entry:
+        """Return an entry with some of its chunks: `places` has, by position among all, the box or range of each."""
+        first, _ = self._find_rows(position)
+        spec, size_bytes, alias = self.find_facts(position)
+        chunks = tuple(self._chunk(first + row, place) for row, place in places.items())
+        dims = max(1, self._columns["entry_dims"][position])
+        return Entry(self.names[position], size_bytes, chunks, spec, None, dims, alias)
+
+    def _find_rows(self, position: int) -> tuple[int, int]:
+        return self._chunk_ends[position - 1] if position else 0, self._chunk_ends[position]
+
+    def _find_box_rows(self, position: int) -> tuple[int, int]:
+        return self._box_ends[position - 1] if position else 0, self._box_ends[position]
+
     def _iter_boxes(self, position: int, width: int) -> Iterator[tuple[int, ...]]:
-        start = self._box_ends[position - 1] if position else 0
-        return (tuple(self._columns["box"][at : at + width]) for at in range(start, self._box_ends[position], width))
+        rows = range(*self._find_box_rows(position), width)
+        return (tuple(self._columns["box"][at : at + width]) for at in rows)
 
     def locate_all(self) -> dict[Digest, int]:
         """Return a row, to be passed to `location`, for every chunk that is stored in a pack."""

@@ -46,9 +46,15 @@ def iter_stems(store: ObjectStore, prefix: str) -> Iterator[tuple[str, list[int]
         yield stem, list(infos)
 
 
-def iter_stem_objects(store: ObjectStore, prefix: str) -> Iterator[tuple[str, dict[int, ObjectInfo]]]:
-    """Yield each stem whose key starts with `prefix`, with its objects by generation, lowest first."""
-    found = iter_folders(store, SNAPSHOTS, SHELVES) if prefix == SNAPSHOTS else iter_objects(store, prefix)
+def iter_stem_objects(
+    store: ObjectStore, prefix: str, *, in_sequence: bool = False
+) -> Iterator[tuple[str, dict[int, ObjectInfo]]]:
+    """Yield each stem whose key starts with `prefix`, with its objects by generation, lowest first.
+
+    Snapshots are listed by shelf, at once if the store wants that; `in_sequence`, with one request for 1,000 objects.
+    """
+    by_shelf = prefix == SNAPSHOTS and not in_sequence
+    found = iter_folders(store, SNAPSHOTS, SHELVES) if by_shelf else iter_objects(store, prefix)
     splits = ((split, info) for info in found if (split := split_generation(info.key)))
     # Keys are ordered and the generation is last, so the generations of one stem are neighbours.
     for stem, group in itertools.groupby(splits, key=lambda pair: pair[0][0]):

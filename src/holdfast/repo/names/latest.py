@@ -9,7 +9,7 @@ from typing import Final
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.together import count_requests_at_once
 from holdfast.repo.format.layout import natural_order
-from holdfast.repo.names.listed import Listed, ListedName, is_listed, list_user_names, list_wanted, read_names
+from holdfast.repo.names.listed import Listed, ListedName, is_listed, list_wanted, read_names, read_wanted
 from holdfast.repo.names.record_cache import RecordCache
 from holdfast.repo.names.snapshots import CommittedSnapshot
 
@@ -26,18 +26,30 @@ _GROWTH: Final = 8
 
 def read_latest(store: ObjectStore, prefix: str, cache: RecordCache) -> CommittedSnapshot | None:
     """Return the user's snapshot with the latest commit time whose name begins with `prefix`, or None."""
-    if count_requests_at_once(store) <= 1:
-        return find_latest(list_user_names(store, prefix, cache))
     prefix = unicodedata.normalize("NFC", prefix)
+    return read_latest_of(store, prefix, list_wanted(store, prefix, cache), cache)
+
+
+def read_latest_of(
+    store: ObjectStore, prefix: str, names: Sequence[ListedName], cache: RecordCache
+) -> CommittedSnapshot | None:
+    """Return the one of these names that was committed last and begins with `prefix`, which is in NFC."""
+    if count_requests_at_once(store) <= 1:
+        return find_latest(read_wanted(store, prefix, names, cache))
     search = _Search(store, prefix, cache)
-    search.run(list_wanted(store, prefix, cache))
+    search.run(names)
     return search.latest
+
+
+def find_order(snapshot: CommittedSnapshot) -> tuple[float, tuple[tuple[int, int, str], ...]]:
+    """Return the sort key of snapshots from the first committed to the last: by time, then by name."""
+    return snapshot.time_s, natural_order(snapshot.name)
 
 
 def find_latest(found: Iterable[Listed | None]) -> CommittedSnapshot | None:
     """Return the snapshot with the latest commit time, of equal ones the last in natural order of their names."""
     snapshots = (each for each in found if isinstance(each, CommittedSnapshot))
-    return max(snapshots, key=lambda each: (each.time_s, natural_order(each.name)), default=None)
+    return max(snapshots, key=find_order, default=None)
 
 
 class _Search:

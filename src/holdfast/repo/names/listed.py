@@ -38,16 +38,21 @@ class ListedName:
 def list_user_names(store: ObjectStore, prefix: str, cache: RecordCache) -> list[Listed]:
     """Return what `iter_user_names` yields, in no order; reads only the records that the cache lacks."""
     prefix = unicodedata.normalize("NFC", prefix)
-    wanted = list_wanted(store, prefix, cache)
+    return read_wanted(store, prefix, list_wanted(store, prefix, cache), cache)
+
+
+def read_wanted(store: ObjectStore, prefix: str, wanted: Sequence[ListedName], cache: RecordCache) -> list[Listed]:
+    """Return the snapshots of listed names that begin with `prefix`; reads only the records that the cache lacks."""
     cached = [cache.find(each.highest) for each in wanted]
     unread = [each for each, known in zip(wanted, cached, strict=True) if known is None]
     found = [known.snapshot for known in cached if known] + read_names(store, unread, cache)
     return [each for each in found if isinstance(each, DamagedName) or (each and is_listed(each.name, prefix))]
 
 
-def list_wanted(store: ObjectStore, prefix: str, cache: RecordCache) -> list[ListedName]:
+def list_wanted(store: ObjectStore, prefix: str, cache: RecordCache, *, in_sequence: bool = False) -> list[ListedName]:
     """List the user's names that may begin with `prefix`; the cache forgets records that are gone."""
-    names = [_make_name(stem, infos) for stem, infos in iter_stem_objects(store, SNAPSHOTS)]
+    listed = iter_stem_objects(store, SNAPSHOTS, in_sequence=in_sequence)
+    names = [_make_name(stem, infos) for stem, infos in listed]
     # What is not listed any more is gone for good: generations never start again.
     cache.keep_only({each.highest.key for each in names})
     is_wanted, is_own = make_stem_filter(prefix), is_reserved(prefix)

@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 from typing_extensions import Self
 
 from holdfast.digest import fingerprint, hash_bytes, short_hex
-from holdfast.errors import Corrupt, DigestMismatch, MissingChunk, NewerFormat, NotFound, StoreError
+from holdfast.errors import Corrupt, DigestMismatch, MissingChunk, NewerFormat, NotFound, SnapshotGone, StoreError
 from holdfast.objects.blocks import PAGE_BYTES, BlockPool
 from holdfast.objects.disk_cache import DiskCache, find_cache
 from holdfast.objects.protocol import KeepingStore, LendingStore, MappableStore, ReadInto
@@ -515,7 +515,7 @@ class _Successor:
     def iter_locations(self, entry: Entry, ref: ChunkRef) -> Iterator[Location]:
         """Yield the chunk's locations in later generations of the name; nothing if it was not repacked.
 
-        Raises NotFound if the snapshot was deleted or overwritten: its bytes may then be collected.
+        Raises SnapshotGone if the snapshot was deleted or overwritten: its bytes may then be collected.
         """
         for attempt in range(_FOLLOWS):
             with self._lock:
@@ -542,7 +542,7 @@ class _Successor:
             return True  # repacked again, and this manifest was collected: the next attempt reads a later one
         except (Corrupt, NewerFormat, StoreError):
             return False
-        raise NotFound(
+        raise SnapshotGone(
             f"{self._snapshot.name!r} was deleted or overwritten while it was read, and its bytes were collected;"
             " list the snapshots again",
             name=self._snapshot.name,
@@ -563,7 +563,7 @@ def open_snapshot(
     progress: Progress | None = None,
     use_cache: bool = True,
 ) -> SnapshotReader:
-    """Open a snapshot for reading; raises NotFound if it was deleted or overwritten, and collected since.
+    """Open a snapshot for reading; raises SnapshotGone if it was deleted or overwritten, and collected since.
 
     Without `use_cache` the bytes come from the store itself, and the system need not keep them in memory.
     """
@@ -575,7 +575,7 @@ def open_snapshot(
             newest = read_name(repo.store, snapshot.name).snapshot
             # A repack moves the bytes but keeps the content: the later generation is what the caller asked for.
             if newest is None or newest.generation == snapshot.generation or newest.digest != snapshot.digest:
-                raise NotFound(
+                raise SnapshotGone(
                     f"{snapshot.name!r} is gone: its manifest was collected or lost; list the snapshots again",
                     name=snapshot.name,
                 ) from error

@@ -219,14 +219,24 @@ def _describe_tagged(tags: Iterable[Tag]) -> dict[str, str]:
     return {name: "tagged " + ", ".join(sorted(found)) for name, found in tagged.items()}
 
 
-def read_prune_plan(store: ObjectStore, prefix: str, keep: Keep, *, only: re.Pattern[str] = _ANY_NAME) -> PrunePlan:
+def read_prune_plan(
+    store: ObjectStore,
+    prefix: str,
+    keep: Keep,
+    *,
+    only: re.Pattern[str] = _ANY_NAME,
+    listed: Iterable[CommittedSnapshot | DamagedName] | None = None,
+) -> PrunePlan:
     """Read the snapshots under `prefix` and decide; reserved names are included only if `prefix` is reserved.
+
+    The caller may have `listed` them already.
 
     Snapshots whose whole name `only` does not match are not part of the plan: no rule counts them, and they are kept.
     Raises Corrupt if a tag cannot be read, because it might protect any snapshot.
     """
     tags = _read_tags(store)
-    found = (each for each in iter_user_names(store, prefix) if isinstance(each, CommittedSnapshot))
+    names = iter_user_names(store, prefix) if listed is None else listed
+    found = (each for each in names if isinstance(each, CommittedSnapshot))
     return plan_prune([each for each in found if only.fullmatch(each.name)], tags, keep, now_s=store.clock())
 
 

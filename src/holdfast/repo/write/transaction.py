@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -85,6 +86,8 @@ class Draft:
     environment: Mapping[str, Json] = field(default_factory=dict)
     time_s: float | None = None
     """When the original was committed, if this is a copy; None: the time of this commit."""
+    after_s: float = -math.inf
+    """The time of this commit is later than this, whatever the clock says: that of the one before it in a series."""
     root: ManifestPart | None = None
     """The whole of several parts: entries without chunks. None if there is a single part, which is the whole."""
     parts: Sequence[PartRef] = ()
@@ -374,6 +377,12 @@ class Transaction:
             return False
         return pack_key(ref.location.pack_id) in marked
 
+    def _find_time(self, draft: Draft) -> float:
+        if draft.time_s is not None:
+            return draft.time_s
+        # A microsecond: what a record keeps of a time, and people see of it.
+        return max(self._store.clock(), draft.after_s + 1e-6)
+
     def _commit(self, draft: Draft, written: _Written) -> dict[str, Any]:
         """Create the snapshot record and release the lease; on the coordinator."""
         content = draft.root or written.parts[0]
@@ -384,7 +393,7 @@ class Transaction:
             name=draft.state.name,
             manifest=written.whole.manifest,
             digest=written.whole.digest,
-            time_s=self._store.clock() if draft.time_s is None else draft.time_s,
+            time_s=self._find_time(draft),
             num_entries=len(content.entries),
             logical_bytes=count_bytes(content.entries),
             metadata=dict(draft.metadata),

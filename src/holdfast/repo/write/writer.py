@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -145,6 +146,8 @@ class Request:
     base: str | None = None
     """The name of a snapshot with similar content, whose chunks are reused; by default the latest with this prefix."""
     overwrite: bool = False
+    after_s: float = -math.inf
+    """The commit time is later than this, whatever the clock says."""
     verify_reuse: bool = True
     """Read every chunk that is reused, and write it again if it is damaged. If False, or if the store checks what it is
     sent (`checked_uploads`), check only that it is present."""
@@ -296,7 +299,7 @@ class _Saving:
             ):
                 filler = self._make_filler(transaction, bases)
                 state = self._state if ranks.is_coordinator else NameState(request.name, None, self._next_generation)
-                draft = Draft(state, request.metadata, request.environment, root=request.root)
+                draft = Draft(state, request.metadata, request.environment, after_s=request.after_s, root=request.root)
                 refs: list[ChunkRows] = []
 
                 def write() -> list[ManifestPart]:

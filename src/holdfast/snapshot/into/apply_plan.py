@@ -13,30 +13,23 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType, TracebackType
 from typing import Final
 
-import torch
 from typing_extensions import Self
 
-from holdfast.errors import Mismatch, OutOfMemory, Unsupported
+from holdfast.errors import Mismatch, Unsupported
+from holdfast.snapshot.into.changes import Changes, find_changes
 from holdfast.snapshot.into.in_place import find_span_bytes, list_memory, mark_written
 from holdfast.snapshot.into.journal import Journal, WrittenLeaf, add_sentence, find_address_range
 from holdfast.snapshot.into.plan import IntoPlan
+from holdfast.snapshot.into.swap import Swap, WholeCopy
 from holdfast.snapshot.into.undo import Undo
 from holdfast.snapshot.leaves import PICKLE
-from holdfast.snapshot.load.batches import view_tensor_memory
 from holdfast.snapshot.load.entries import ReadTarget
 from holdfast.snapshot.load.load import LeafReader, count_bytes
 from holdfast.snapshot.load.options import LoadOptions
-from holdfast.tensors.dtypes import items_per_byte
-from holdfast.tensors.memory import new_memory, view_raw
-from holdfast.tensors.sharding.sharded import LocalBox
 from holdfast.texts import list_lines
 
 _LISTED: Final = 50
 """How many problems an error lists before it only counts them."""
-_BLOCK_BYTES: Final = 8 << 20
-"""How many bytes are exchanged at a time; a buffer of this size is allocated for it."""
-_MEMORY_FACTS: Final = "/proc/meminfo"
-_Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class Loading:
@@ -44,7 +37,8 @@ class Loading:
 
     Direct: entries are read into the target's memory; then steps put in place what was read into new memory. Atomic:
     all entries are read into new memory, and the old state of what the steps change is kept; then the memory is
-    exchanged and the steps are taken. All of it is undone unless `settle` is called.
+    exchanged and the steps are taken. All of it is undone unless `settle` is called. With `since`, the same is done
+    with the parts of entries that the target does not hold.
     """
 
     def __init__(self, plan: IntoPlan, journal: Journal) -> None:
@@ -56,11 +50,16 @@ class Loading:
         self._undos: list[Undo] = []
         self._begun: list[int] = []
         self._swap: Swap | None = None
+        self._changes: Changes | None = None
         self.targets: Mapping[int, ReadTarget] = plan.in_place
         """The memory that entries are read into, by number."""
-        if plan.options.atomic:
-            self._swap = Swap({number: plan.in_place[number] for number in plan.names})
-            self.targets = {**plan.in_place, **self._swap.targets}
+        if plan.options.since is not None:
+            # Of the target's own memory only what changes is read, into new memory.
+            self.targets = {number: each for number, each in plan.in_place.items() if number not in plan.names}
+        elif plan.options.atomic:
+            whole = WholeCopy({number: plan.in_place[number] for number in plan.names})
+            self._swap = whole.swap
+            self.targets = {**plan.in_place, **whole.targets}
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -80,13 +79,17 @@ class Loading:
 
     def read(self, left_out: Collection[int]) -> None:
         """Read all entries, except those that other ranks send to this one."""
-        opened = self._plan.opened
+        opened, since = self._plan.opened, self._plan.options.since
+        if since is not None:
+            self._changes = find_changes(self._plan, since)
+            self._swap = self._changes.swap
         with opened.reader.reporting(f"load {opened.name}", lambda: self._count_bytes(left_out)):
             self._read(left_out)
 
     def _count_bytes(self, left_out: Collection[int]) -> int:
         placed = [tensor.nbytes for at, each in self.targets.items() if at not in left_out for tensor in each.memory]
-        return sum(placed) + count_bytes(self._plan.opened, self._plan.nodes)
+        changed = self._changes.size_bytes if self._changes is not None else 0
+        return sum(placed) + changed + count_bytes(self._plan.opened, self._plan.nodes)
 
     def _read(self, left_out: Collection[int]) -> None:
         plan = self._plan
@@ -101,6 +104,8 @@ class Loading:
                 reader.read_in_place(left_out, self._journal)
             return
         reader.read_in_place(left_out, Journal(), targets=self.targets)
+        if self._changes is not None:
+            self._changes.read()
         self._undos = [step.keep() for step in plan.steps]
 
     @contextmanager
@@ -143,7 +148,8 @@ class Loading:
                 mark_written([tensor for target in self._plan.in_place.values() for tensor in target.memory])
 
     def _list_swapped(self) -> list[str]:
-        return [self._plan.in_place[number].ref.name for number in self._plan.names]
+        numbers = self._plan.names if self._changes is None else self._changes.numbers
+        return [self._plan.in_place[number].ref.name for number in numbers]
 
     def _roll_back(self, swap: Swap, error: BaseException) -> None:
         """Restore everything, last things first; an object that refuses its old state is noted as partly written."""
@@ -198,134 +204,6 @@ def _verify_pickles(plan: IntoPlan) -> None:
                 f"{plan.opened.name!r}, {name} was pickled: loading it may run any code;"
                 " pass allow_pickle=True to allow it. Nothing was changed"
             )
-
-
-class Swap:
-    """Memory of the target, and new memory of the same size that can be exchanged with it, and back."""
-
-    def __init__(self, targets: Mapping[int, ReadTarget]) -> None:
-        """Allocate the new memory; raises OutOfMemory if there is not enough."""
-        self._live = dict(targets)
-        verify_available(sum(each.nbytes for target in targets.values() for each in target.memory if each.is_cpu))
-        self.targets: dict[int, ReadTarget] = {}
-        """The new memory, by the same numbers."""
-        # Tensors that are the same memory share their new memory, too: exchanging it twice would restore the old.
-        self._pairs: dict[object, list[_Pair]] = {}
-        try:
-            for number, target in targets.items():
-                self.targets[number] = self._add(target)
-        except (RuntimeError, MemoryError) as error:
-            needed = sum(each.nbytes for target in targets.values() for each in target.memory)
-            raise _refuse(needed, str(error).partition("\n")[0]) from error
-        self._steps: list[_Exchange] = []
-
-    def _add(self, target: ReadTarget) -> ReadTarget:
-        if target.pieces is not None:
-            pieces = [
-                LocalBox(box, torch.empty(old.shape, dtype=old.dtype, device=old.device)) for box, old in target.pieces
-            ]
-            self._pairs[id(target)] = [
-                (one.tensor, other.tensor) for one, other in zip(target.pieces, pieces, strict=True)
-            ]
-            return target._replace(pieces=tuple(pieces))
-        key = (target.tensor.device, target.tensor.data_ptr(), target.size_bytes)
-        if key not in self._pairs:
-            memory = new_memory(target.size_bytes, target.tensor.device)
-            self._pairs[key] = [(view_tensor_memory(target.tensor, target.size_bytes), memory)]
-        return target._replace(tensor=self._pairs[key][0][1])
-
-    def exchange(self) -> None:
-        """Exchange the new memory and the target's; call it with signals delayed."""
-        for pairs in self._pairs.values():
-            for pair in pairs:
-                steps = _plan_exchanges(*pair)
-                # Noted before it begins, so that a failure during a step, or right after it, can be undone.
-                self._steps += steps
-                for step in steps:
-                    step.exchange()
-        self._mark_written()
-
-    def exchange_back(self) -> None:
-        """Undo `exchange`, also if it was not completed; call it with signals delayed."""
-        while self._steps:
-            self._steps[-1].undo()
-            self._steps.pop()
-        self._mark_written()
-
-    def _mark_written(self) -> None:
-        mark_written([each for target in self._live.values() for each in target.memory])
-
-
-class _Exchange:
-    """A part of the target and new memory of the same size, exchanged by three copies."""
-
-    __slots__ = ("_buffer", "_is_begun", "_is_done", "_new", "_target")
-
-    def __init__(self, target: torch.Tensor, new: torch.Tensor, buffer: torch.Tensor) -> None:
-        self._target = target
-        self._new = new
-        self._buffer: torch.Tensor | None = buffer
-        self._is_begun = False
-        self._is_done = False
-
-    def exchange(self) -> None:
-        """Exchange the items. Progress is noted without allocating memory, because any other line may fail."""
-        with torch.no_grad():
-            assert self._buffer is not None, "it is exchanged once"
-            self._buffer.copy_(self._target)
-            self._is_begun = True
-            self._target.copy_(self._new)
-            self._new.copy_(self._buffer)
-            self._is_done = True
-            self._buffer = None
-
-    def undo(self) -> None:
-        """Restore the target's old items."""
-        with torch.no_grad():
-            if self._is_done:
-                self._target.copy_(self._new)
-            elif self._is_begun and self._buffer is not None:
-                self._target.copy_(self._buffer)
-
-
-def _plan_exchanges(one: torch.Tensor, other: torch.Tensor) -> list[_Exchange]:
-    """Cut two tensors into steps; allocates all the memory that these need, and changes nothing."""
-    with torch.no_grad():
-        if items_per_byte(one.dtype) == 1:
-            one, other = view_raw(one), view_raw(other)
-        if not (one.dim() == 1 and one.is_contiguous() and other.is_contiguous()):
-            return [_Exchange(one, other, torch.empty_like(one))]
-        size = max(1, _BLOCK_BYTES // one.element_size())
-        buffer = torch.empty_like(one[:size])
-        starts = range(0, one.numel(), size)
-        parts = [(one[start : start + size], other[start : start + size]) for start in starts]
-        return [_Exchange(target, new, buffer[: target.numel()]) for target, new in parts]
-
-
-def verify_available(needed_bytes: int) -> None:
-    """Raise OutOfMemory if this machine clearly lacks that much memory; if that is unknown, do nothing."""
-    facts = read_memory_facts(_MEMORY_FACTS)
-    available = facts.get("MemAvailable")
-    if available is not None and needed_bytes > available + facts.get("SwapFree", 0):
-        raise _refuse(needed_bytes, f"{available} bytes are available")
-
-
-def read_memory_facts(path: str) -> dict[str, int]:
-    """Return Linux's figures on memory, in bytes; empty on other systems."""
-    try:
-        with open(path, encoding="ascii") as file:
-            lines = [line.split() for line in file]
-    except OSError:
-        return {}
-    return {words[0].rstrip(":"): int(words[1]) << 10 for words in lines if words[-1] == "kB"}
-
-
-def _refuse(needed_bytes: int, reason: str) -> OutOfMemory:
-    return OutOfMemory(
-        f"atomic=True needs {needed_bytes} bytes of new memory for a second copy of the target: {reason}."
-        " Nothing was changed; load without atomic=True, or free memory",
-        needed_bytes=needed_bytes,
-    )
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from holdfast.json_text import Json
 from holdfast.repo.format.manifest import Manifest
 from holdfast.snapshot.into.apply_plan import Loading, delaying_signals, verify_fits
+from holdfast.snapshot.into.changes import iter_contents
 from holdfast.snapshot.into.in_place import find_conflicts
 from holdfast.snapshot.into.journal import Journal
 from holdfast.snapshot.into.match import FIXED, TreeMatcher
@@ -77,19 +78,21 @@ def load_into(
         verify_fits(plan)
         with journal.reporting(), Loading(plan, journal) as loading:
             left_out = exchange.choose(loading.targets) if exchange else ()
-            if exchange is None and not options.atomic:
+            if exchange is None and not options.is_transaction:
                 step(lambda: loading.apply(left_out))
-                return root[0]
-            step(lambda: loading.read(left_out))
-            if exchange is not None:
-                with loading.receiving(left_out):
-                    exchange.send()
-            step(loading.put)
-            if options.atomic:
+            else:
+                step(lambda: loading.read(left_out))
+                if exchange is not None:
+                    with loading.receiving(left_out):
+                        exchange.send()
+                step(loading.put)
+            if options.is_transaction:
                 # Up to here a failure of any rank rolls all ranks back; from here on none does.
                 with delaying_signals():
                     step(lambda: None)
                     loading.settle()
+            if options.held is not None and options.verify == "full":
+                options.held.note(iter_contents(plan))
     return root[0]
 
 

@@ -397,7 +397,7 @@ def _match_module(
     plan: IntoPlan, target: torch.nn.Module, state: Any, node: Json, path: TreePath, write: Callable[..., None]
 ) -> None:
     """Match a module key by key; filling it is enough unless its class or hooks run code when it is loaded."""
-    if plan.options.atomic and any(map(torch.nn.parameter.is_lazy, (*target.parameters(), *target.buffers()))):
+    if plan.options.is_transaction and any(map(torch.nn.parameter.is_lazy, (*target.parameters(), *target.buffers()))):
         plan.add_problem(path, "some of its tensors are not initialised yet; run it once, or load without atomic=True")
         return
     trial = plan.branch()

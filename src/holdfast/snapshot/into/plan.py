@@ -13,6 +13,7 @@ from holdfast.progress import Progress
 from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.read.read_plan import Region
 from holdfast.repo.read.reader import Verify, verify_mode
+from holdfast.snapshot.into.held import HeldMemory, Since
 from holdfast.snapshot.into.in_place import Claim, cut_like
 from holdfast.snapshot.into.undo import Undo
 from holdfast.snapshot.leaves import decode_plain, is_ordinary_node, iter_entry_numbers
@@ -76,6 +77,15 @@ class IntoOptions:
     replicas: ReplicaMode = "each"
     atomic: bool = False
     progress: Progress | None = None
+    held: HeldMemory | None = None
+    """Where to remember what the target holds after the load."""
+    since: Since | None = None
+    """Read only what the target does not hold, and change nothing if that fails."""
+
+    @property
+    def is_transaction(self) -> bool:
+        """Return whether a load that fails must change nothing."""
+        return self.atomic or self.since is not None
 
     def __post_init__(self) -> None:
         """Refuse unknown values."""

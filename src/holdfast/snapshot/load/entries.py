@@ -267,7 +267,9 @@ class EntryReader:
 
         If that fails, some of it has been overwritten; `watch` records which.
         """
-        wanted = [each for number, each in (targets or self._in_place).items() if number not in left_out]
+        wanted = [
+            each for number, each in (self._in_place if targets is None else targets).items() if number not in left_out
+        ]
         self._read_pieces([each for each in wanted if each.pieces is not None], watch)
         unique = drop_tied([each for each in wanted if each.pieces is None and each.size_bytes])
         here = [each for each in unique if each.tensor.device == CPU]

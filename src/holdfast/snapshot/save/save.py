@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import socket
 import sys
@@ -43,6 +44,8 @@ class SaveOptions:
     lineage: Mapping[str, Json] = field(default_factory=dict)
     """What the snapshot is saved from, as part of its environment (see `query.lineage`)."""
     verify_reuse: bool = True
+    after_s: float = -math.inf
+    """The commit time is later than this, whatever the clock says."""
 
 
 class Leaves(NamedTuple):
@@ -89,6 +92,7 @@ def make_request(name: str, tree: object, options: SaveOptions, types: Types) ->
         environment=make_environment(options),
         base=options.base,
         overwrite=options.overwrite,
+        after_s=options.after_s,
         verify_reuse=options.verify_reuse,
         compression=options.compression,
     )

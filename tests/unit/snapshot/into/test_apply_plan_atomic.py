@@ -156,7 +156,7 @@ def test_too_little_memory_is_refused_before_anything_is_read(store: Store, monk
     store.save("x", {"a": noise(1000)})
     target = {"a": torch.zeros(1000)}
     monkeypatch.setattr(
-        holdfast.snapshot.into.apply_plan, "read_memory_facts", lambda path: {"MemAvailable": 3000, "SwapFree": 500}
+        holdfast.snapshot.into.swap, "read_memory_facts", lambda path: {"MemAvailable": 3000, "SwapFree": 500}
     )
 
     with pytest.raises(OutOfMemory, match=r"needs 4000 bytes of new memory .*: 3000 bytes are available") as caught:
@@ -173,7 +173,7 @@ def test_memory_that_torch_refuses_is_told_as_such(store: Store, monkeypatch: py
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory\nand more")
 
     store.save("x", {"a": noise(1000)})
-    monkeypatch.setattr(holdfast.snapshot.into.apply_plan, "new_memory", refuse)
+    monkeypatch.setattr(holdfast.snapshot.into.swap, "new_memory", refuse)
 
     with pytest.raises(
         OutOfMemory, match=r"a second copy of the target: DefaultCPUAllocator: can't allocate memory. No"

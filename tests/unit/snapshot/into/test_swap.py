@@ -5,31 +5,28 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast.snapshot.into import apply_plan
-from holdfast.snapshot.into.apply_plan import Swap
+from holdfast.snapshot.into import swap as swapping
+from holdfast.snapshot.into.swap import Swap
 
-REAL_COPY = torch.Tensor.copy_
+REAL_COPY = swapping._copy
 
 
 def make_swap(target: torch.Tensor, new: torch.Tensor) -> Swap:
-    swap = Swap({})
-    swap._pairs["one"] = [(target, new)]
-    return swap
+    return Swap([(target, new)], [target])
 
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, number: int, *, is_late: bool) -> list[int]:
     """Let one copy fail, when it is done or before it; returns how many there were."""
     calls = [0]
 
-    def copy(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    def copy(target: torch.Tensor, source: torch.Tensor) -> None:
         calls[0] += 1
-        if calls[0] != number:
-            return REAL_COPY(self, source)
-        if is_late:
-            REAL_COPY(self, source)
-        raise MemoryError
+        if calls[0] != number or is_late:
+            REAL_COPY(target, source)
+        if calls[0] == number:
+            raise MemoryError
 
-    monkeypatch.setattr(torch.Tensor, "copy_", copy)
+    monkeypatch.setattr(swapping, "_copy", copy)
     return calls
 
 
@@ -38,7 +35,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, number: int, *, is_late: bool) -> l
 def test_whichever_copy_fails_the_target_gets_its_old_values_back(
     shape: tuple[int, ...], is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apply_plan, "_BLOCK_BYTES", 48)
+    monkeypatch.setattr(swapping, "_BLOCK_BYTES", 48)
     failures = 0
     for number in range(1, 100):
         old, new = torch.arange(40.0).reshape(shape), -torch.arange(40.0).reshape(shape)
@@ -51,7 +48,7 @@ def test_whichever_copy_fails_the_target_gets_its_old_values_back(
         except MemoryError:
             failures += 1
             swap.exchange_back()
-        monkeypatch.setattr(torch.Tensor, "copy_", REAL_COPY)
+        monkeypatch.setattr(swapping, "_copy", REAL_COPY)
         if calls[0] < number:
             assert torch.equal(target, new)
             break
@@ -60,7 +57,7 @@ def test_whichever_copy_fails_the_target_gets_its_old_values_back(
 
 
 def test_a_finished_exchange_can_be_undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apply_plan, "_BLOCK_BYTES", 48)
+    monkeypatch.setattr(swapping, "_BLOCK_BYTES", 48)
     old, new = torch.arange(40.0), -torch.arange(40.0)
     target = old.clone()
     swap = make_swap(target, new.clone())

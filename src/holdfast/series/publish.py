@@ -1,0 +1,166 @@
+"""Publishes versions of a tree under numbered names, and deletes old versions once the new one is committed."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, Protocol
+
+from holdfast.distributed.checkpoint.checkpoint import World, find_world
+from holdfast.distributed.checkpoint.choices import PublishChoices, Together
+from holdfast.distributed.talk.failures import is_caused_by
+from holdfast.errors import BadName, HoldfastError, NameInUse, RankError
+from holdfast.mirror.retention import keep_unmirrored
+from holdfast.repo.format.layout import escape_prefix, split_stem, verify_user_name
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.listed import ListedName, list_wanted, read_wanted
+from holdfast.repo.names.snapshots import CommittedSnapshot
+from holdfast.repo.upkeep.prune import Keep, PrunePlan, apply_prune, read_prune_plan
+from holdfast.repo.write.writer import SaveResult
+
+_log = logging.getLogger(__name__)
+
+_DIGITS: Final = 8
+_NUMBER: Final = re.compile(r"[0-9]{8}|[1-9][0-9]{8,14}")
+"""Eight digits, or more without leading zeros, so that a number has one name."""
+_MAX_NUMBER: Final = 10**15 - 1
+_MAX_AHEAD_S: Final = 24 * 3600.0
+"""By how much the clock of one publisher may be ahead of another's."""
+_ATTEMPTS: Final = 1000
+"""How often another publisher may be first; each time, it has published."""
+
+
+class PublishingStore(Protocol):
+    """The methods of a Store that publishing calls; `facade.Store` says what they do."""
+
+    @property
+    def save(self) -> Callable[..., SaveResult]:
+        """Save a tree."""
+
+    @property
+    def repository(self) -> Repository:
+        """The repository that the store is."""
+
+    @property
+    def gc(self) -> Callable[[], object]:
+        """Delete what no snapshot needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishOptions:
+    """What is kept after a version was published."""
+
+    keep: int = 2
+    gc: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse to keep nothing."""
+        if self.keep < 1:
+            raise ValueError(f"keep= is a number of versions, at least 1, not {self.keep!r}")
+
+
+class NextVersion(NamedTuple):
+    """The name of the next version, and the latest commit time of those before it."""
+
+    name: str
+    after_s: float
+
+
+def verify_series(prefix: str) -> str:
+    """Return the prefix of a series without a slash at its end; raises BadName if its names would not be allowed."""
+    series = verify_user_name(prefix.removesuffix("/"), what="series")
+    if not escape_prefix(f"{series}/{_MAX_NUMBER}"):
+        raise BadName(
+            f"series name {series[:80]!r} is refused: with a number, it is too long to be found by its number"
+        )
+    return series
+
+
+def publish(
+    store: PublishingStore, series: str, tree: object, options: PublishOptions, choices: PublishChoices
+) -> SaveResult:
+    """Save the next version of a series, then delete old versions; all ranks must call this.
+
+    If another publisher takes the number first, the next one is used.
+    """
+    series = verify_series(series)
+    world = find_world(**{key: choices[key] for key in Together.__annotations__ if key in choices})  # type: ignore[literal-required]  # these are its keys
+    for _ in range(_ATTEMPTS):
+        version = _read_next_together(store.repository, series, world)
+        try:
+            result = store.save(version.name, tree, overwrite=False, after_s=version.after_s, **choices)
+        except (NameInUse, RankError) as error:
+            if isinstance(error, RankError) and not is_caused_by(error, NameInUse):
+                raise
+            _log.info("%r was published by another process; taking the next number", version.name)
+            continue
+        if not result.existed:  # otherwise another process has published the same content under it
+            if world is None or world.is_first_rank:
+                _clean_up(store, series, version.name, options)
+            return result
+    raise NameInUse(f"{_ATTEMPTS} times in a row, another process took the next number of {series!r}", name=series)
+
+
+def _read_next_together(repo: Repository, series: str, world: World | None) -> NextVersion:
+    if world is None:
+        return read_next(repo, series)
+    with world.join("publish", series) as ranks:
+        return NextVersion(*ranks.broadcast("number", lambda: tuple(read_next(repo, series))))
+
+
+def read_next(repo: Repository, series: str) -> NextVersion:
+    """Return the next version of a series: its number is higher than any in the store, deleted ones included."""
+    prefix = f"{series}/"
+    listed = list_wanted(repo.store, prefix, repo.records, in_sequence=True)
+    start = escape_prefix(prefix)
+    stems = (split_stem(each.stem) for each in listed)
+    numbers = [
+        int(stem[len(start) :]) for stem in stems if stem.startswith(start) and _NUMBER.fullmatch(stem[len(start) :])
+    ]
+    number = max(numbers, default=0) + 1
+    if number > _MAX_NUMBER:
+        raise BadName(f"series {series!r} has used up its numbers: {series}/{_MAX_NUMBER} exists; choose another")
+    return NextVersion(f"{prefix}{number:0{_DIGITS}d}", _find_last_time(repo, series, listed))
+
+
+def _find_last_time(repo: Repository, series: str, listed: Sequence[ListedName]) -> float:
+    """Return the latest commit time of a series; times that no clock can have are ignored with a warning."""
+    found = read_wanted(repo.store, f"{series}/", listed, repo.records)
+    versions = [each for each in found if isinstance(each, CommittedSnapshot) and is_version(each.name, series)]
+    most_s = repo.store.clock() + _MAX_AHEAD_S
+    for each in versions:
+        if each.time_s > most_s:
+            _log.warning("%r claims to be from the future, so new versions are not the latest: delete it", each.name)
+    return max((each.time_s for each in versions if each.time_s <= most_s), default=0.0)
+
+
+def is_version(name: str, series: str) -> bool:
+    """Return whether a name is one of a series."""
+    return name.startswith(f"{series}/") and _NUMBER.fullmatch(name[len(series) + 1 :]) is not None
+
+
+def _clean_up(store: PublishingStore, series: str, published: str, options: PublishOptions) -> None:
+    """Delete all but the newest versions, and free their bytes; the new version is committed, so nothing is raised."""
+    own = re.compile(re.escape(f"{series}/") + f"(?:{_NUMBER.pattern})")
+    repo = store.repository
+    try:
+        names = list_wanted(repo.store, f"{series}/", repo.records, in_sequence=True)
+        listed = read_wanted(repo.store, f"{series}/", names, repo.records)
+        plan = read_prune_plan(repo.store, f"{series}/", Keep(last=options.keep), only=own, listed=listed)
+        plan = _keep_published(keep_unmirrored(repo, plan), published)
+        deleted = apply_prune(repo.verify_same(), plan).deleted
+        if deleted and options.gc:
+            store.gc()
+    except HoldfastError as error:
+        _log.warning("old versions of %r are still there, the next publish deletes them: %s", series, error)
+
+
+def _keep_published(plan: PrunePlan, name: str) -> PrunePlan:
+    """Return a plan that keeps the new version, whatever the times of the others are."""
+    kept = tuple(
+        replace(verdict, reasons=("just published",)) if verdict.snapshot.name == name else verdict
+        for verdict in plan.verdicts
+    )
+    return replace(plan, verdicts=kept)
