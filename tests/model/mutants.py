@@ -148,4 +148,38 @@ MUTANTS: Final = (
     ),
     Mutant("a tombstone goes at once", Rules(tombstones="at once"), "two first saves after a delete, purger", "I3"),
     Mutant("dead records go highest first", Rules(purges="highest first"), "delete, first save, collector", "I2"),
+    Mutant(
+        "a manifest does not list the packs of its bases",
+        Rules(bases="not listed"),
+        "delete of a base, save of a delta, collector",
+        "I1",
+        ends=False,
+    ),
+    Mutant(
+        "a save checks the marks of its chunks again, and not those of their bases",
+        Rules(bases="listed, not checked again"),
+        "delete of a base, save of a delta, collector",
+        "I7",
+    ),
+    Mutant(
+        "a save that finds a delta does not list its base",
+        Rules(bases="listed when written"),
+        "deletes of a delta and its base, save that finds the delta, collector",
+        "I1",
+        ends=False,
+    ),
+    Mutant(
+        "a repack keeps a delta and drops its base",
+        Rules(bases="listed when written"),
+        "repack of a base, save of a delta, collector",
+        "I1",
+        ends=False,
+    ),
+    Mutant(
+        "a delta is the base of a delta, and its own base is not listed",
+        Rules(chains="of any length"),
+        "delete of a delta, save of a delta on it, collector",
+        "I1",
+        ends=False,
+    ),
 )

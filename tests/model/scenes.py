@@ -18,6 +18,13 @@ FULL: Final = frozenset(["m:old:0", "p:old:ab"])
 MOSTLY_DEAD: Final = OLD._replace(packs=frozenset(["p:old:ab"]))
 REPACK: Final = Save("repack", avoid=frozenset(["p:old:ab"]))
 
+# A snapshot that is stored as a delta, and the snapshot that contains its base.
+DELTA_FILES: Final = frozenset(["m:old:0", "p:old:a", "m:old:1", "p:old:B"])
+DELTA: Final = Record(0, -1, True, manifest="m:old:1", packs=frozenset(["p:old:a", "p:old:B"]), content="b")
+MIXED_FILES: Final = frozenset(["m:old:1", "p:old:ax", "p:old:B"])
+"""The base is in a pack that is mostly dead."""
+MIXED: Final = DELTA._replace(packs=frozenset(["p:old:ax", "p:old:B"]))
+
 # A save that was fenced, lost the orphan to a collector, committed all the same, and has not looked yet.
 DOOMED: Final = Record(1, 0, True, 0, "m:0:0", ORPHAN, "b")
 DOOMED_WRITER: Final = Writer("release", 1, None, (OLD,), content="b", packs=ORPHAN, manifest=0, lease_generation=1)
@@ -144,6 +151,36 @@ SCENES: Final = {
             "delete, save under another name, collector",
             (Delete(0), Save("first", 1, "a"), Collect(purges=True)),
             names=((OLD,), ()),
+        ),
+        Scene(
+            "delete of a base, save of a delta, collector",
+            (Delete(0), Save("first", 1, "b", deltas=True), Collect(purges=True)),
+            OLD_FILES,
+            ((OLD,), ()),
+        ),
+        Scene(
+            "deletes of a delta and its base, save that finds the delta, collector",
+            (Delete(0), Delete(1), Save("first", 2, "b", deltas=True), Collect()),
+            DELTA_FILES,
+            ((OLD,), (DELTA,), ()),
+        ),
+        Scene(
+            "delete of a delta, save of a delta on it, collector",
+            (Delete(0), Save("first", 1, "c", deltas=True), Collect(purges=True)),
+            DELTA_FILES - OLD_FILES | {"p:old:a"},
+            ((DELTA,), ()),
+        ),
+        Scene(
+            "repack of a base, save of a delta, collector",
+            (Save("repack", 0, avoid=frozenset(["p:old:ax"])), Save("first", 1, "b", deltas=True), Collect()),
+            MIXED_FILES,
+            ((MIXED,), ()),
+        ),
+        Scene(
+            "overwrite of a base by its delta, two collectors",
+            (Save("overwrite", content="b", deltas=True, forgets=True), Collect(), Collect(adopts=True)),
+            OLD_FILES,
+            ((OLD,),),
         ),
     )
 }

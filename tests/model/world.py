@@ -41,6 +41,13 @@ class Rules:
     repeats: Literal["settled", "any"] = "settled"
     trims_lease: bool = False
     forgets_fenced: bool = False
+    bases: Literal["listed", "not listed", "listed, not checked again", "listed when written"] = "listed"
+    """Whether a manifest lists the packs of the bases of its deltas, and whether the writer checks their marks again.
+
+    "listed when written": not those of a delta that was found in the store and is used again.
+    """
+    chains: Literal["never", "of any length"] = "never"
+    """Whether a chunk that is itself stored as a delta may be a base; the manifest lists the nearest base only."""
     # Collector
     lists_leases: Literal["after mark", "before mark"] = "after mark"
     waits: bool = True
@@ -82,6 +89,10 @@ class Record(NamedTuple):
     def keys(self) -> frozenset[str]:
         """The files that it needs."""
         return self.packs | {self.manifest} if self.is_live else frozenset()
+
+
+BASES: Final = {"b": "a", "c": "b"}
+"""The base of each chunk that may be stored as a delta. A pack "p:0:B" contains chunk b as a delta."""
 
 
 Chain: TypeAlias = tuple[Record, ...]
@@ -186,7 +197,19 @@ def delete_record(world: World, name: int, generation: int) -> World:
 
 
 def is_complete(world: World, record: Record) -> bool:
-    return record.keys <= world.files
+    """Tell whether all files of a record are there, and the bases of its deltas in any file."""
+    return record.keys <= world.files and (
+        not record.is_live or all(_is_readable(world, chunk, record.packs) for chunk in record.content)
+    )
+
+
+def _is_readable(world: World, chunk: str, packs: frozenset[str]) -> bool:
+    """Tell whether a chunk can be read from `packs`, with bases from any file."""
+    if any(chunk in chunks_of(key) for key in packs):
+        return True
+    base = BASES.get(chunk, "")
+    is_delta = any(chunk.upper() in chunks_of(key) for key in packs)
+    return is_delta and bool(base) and _is_readable(world, base, world.files)
 
 
 def walk_unsettled(chain: Chain, leases: tuple[LeaseFiles, ...]) -> tuple[Record, ...]:

@@ -8,6 +8,7 @@ from itertools import product
 from typing import Final, Literal, NamedTuple
 
 from tests.model.world import (
+    BASES,
     NO_LOCK,
     NOBODY,
     WITHDRAWER,
@@ -32,6 +33,15 @@ from tests.model.world import (
 EMPTY: Final[frozenset[str]] = frozenset()
 
 
+class Copy(NamedTuple):
+    """Where a writer gets one chunk from."""
+
+    pack: str
+    """The pack that contains it, as it is or as a delta; empty: the writer writes it."""
+    base: str = ""
+    """The pack of the base, if the chunk is a delta, or will be written as one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Save:
     """What a writer is asked to do."""
@@ -47,6 +57,8 @@ class Save:
     """How often it renews its lease while it writes."""
     forgets: bool = False
     """Removes the files of its lease in the end."""
+    deltas: bool = False
+    """Writes a chunk as a delta if it finds the base."""
     at_once: bool = False
     """Makes requests that do not depend on each other at the same time: their order is open."""
 
@@ -74,6 +86,8 @@ class Writer(NamedTuple):
     found: frozenset[str] = EMPTY
     """Files that it found before it listed the marks; only a mutant does."""
     packs: frozenset[str] = EMPTY
+    bases: frozenset[str] = EMPTY
+    """Packs of the bases of deltas."""
     manifest: int = -1
     lease_generation: int = -1
     is_stale: bool = False
@@ -140,12 +154,16 @@ class Turn(NamedTuple):
 
     def find_stale(self) -> frozenset[str]:
         """Return what is reused and marked; own files do not count, for they are not marked while the lease lives."""
-        return frozenset(key for key in self.me.packs & list_marked(self.world) if owner_of(key) != self.number)
+        used = self.me.packs | self.me.bases
+        if self.rules.bases == "listed, not checked again":
+            used = self.me.packs
+        return frozenset(key for key in used & list_marked(self.world) if owner_of(key) != self.number)
 
     def record(self) -> Record:
         me = self.me
         manifest = f"m:{self.number}:{me.manifest}"
-        return Record(me.generation, self.number, True, self.number, manifest, me.packs, me.content)
+        packs = me.packs if self.rules.bases == "not listed" else me.packs | me.bases
+        return Record(me.generation, self.number, True, self.number, manifest, packs, me.content)
 
 
 def step_save(world: World, number: int, order: Save, rules: Rules) -> Steps:
@@ -216,22 +234,52 @@ def _choose(turn: Turn) -> Steps:
     before, skipped = judged
     files = turn.world.files if turn.rules.looks_for_files == "after marks" else turn.me.found
     usable = sorted(files - turn.me.marked - turn.order.avoid)
-    copies = [[key for key in usable if chunk in chunks_of(key)] or [""] for chunk in turn.me.content]
+    copies = [_find_copies(turn, chunk, usable) for chunk in turn.me.content]
     steps = []
     after = "keep alive" if turn.order.keeps_alive else _find_last_writes(turn)
-    for chosen in sorted({tuple(sorted(set(choice) - {""})) for choice in product(*copies)}):
-        world, packs = _write_packs(turn, frozenset(chosen))
+    for choice in sorted(set(product(*copies))):
+        kept = frozenset(copy.pack for copy in choice) - {""}
+        bases = frozenset(copy.base for copy in choice) - {""}
+        own = "".join(
+            chunk.upper() if copy.base else chunk
+            for chunk, copy in zip(turn.me.content, choice, strict=True)
+            if not copy.pack
+        )
+        world, packs = _write_packs(turn, kept, own)
         me = turn.me._replace(
             at=after,
             marked=EMPTY,
             found=EMPTY,
             packs=packs,
+            bases=bases,
             options=before,
             skipped=skipped,
             manifest=turn.me.manifest + 1,
         )
-        steps.append((f"reuses {sorted(chosen)}, has {sorted(packs)}", move(world, turn.number, me)))
+        steps.append((f"reuses {sorted(kept | bases)}, has {sorted(packs)}", move(world, turn.number, me)))
     return steps
+
+
+def _find_copies(turn: Turn, chunk: str, usable: list[str]) -> list[Copy]:
+    """Return where a chunk can be had: stored as it is, stored as a delta, or written now, as a delta if possible."""
+    copies = [Copy(key) for key in usable if chunk in chunks_of(key)]
+    bases = _find_bases(turn, chunk, usable)
+    deltas = [key for key in usable if chunk.upper() in chunks_of(key)]
+    if turn.rules.bases == "listed when written":
+        copies += [Copy(key) for key in deltas]
+    else:
+        copies += [Copy(key, base) for key, base in product(deltas, bases)]
+    if copies:
+        return copies
+    return [Copy("", base) for base in bases if turn.order.deltas] or [Copy("")]
+
+
+def _find_bases(turn: Turn, chunk: str, usable: list[str]) -> list[str]:
+    base = BASES.get(chunk)
+    if base is None:
+        return []
+    forms = base if turn.rules.chains == "never" else base + base.upper()
+    return [key for key in usable if set(forms) & set(chunks_of(key))]
 
 
 def _find_last_writes(turn: Turn) -> str:
@@ -260,15 +308,25 @@ def _judge_options(turn: Turn) -> tuple[tuple[Record, ...], frozenset[int]] | No
     return (), frozenset(skipped)
 
 
-def _write_packs(turn: Turn, kept: frozenset[str]) -> tuple[World, frozenset[str]]:
-    """Write one pack with whatever `kept` lacks; returns all packs in use."""
-    missing = "".join(chunk for chunk in turn.me.content if not any(chunk in chunks_of(key) for key in kept))
-    if not missing:
+def _write_packs(turn: Turn, kept: frozenset[str], chunks: str) -> tuple[World, frozenset[str]]:
+    """Write one pack with `chunks`, unless there are none; returns all packs in use."""
+    if not chunks:
         return turn.world, kept
-    own = frozenset([f"p:{turn.number}:{missing}"])
+    own = frozenset([f"p:{turn.number}:{chunks}"])
     if not turn.rules.random_names:
-        own = frozenset(f"p:old:{chunk}" for chunk in missing)
+        own = frozenset(f"p:old:{chunk}" for chunk in chunks)
     return turn.world._replace(files=turn.world.files | own), kept | own
+
+
+def _find_missing(turn: Turn, packs: frozenset[str], bases: frozenset[str]) -> str:
+    """Return the chunks that `packs` contains neither as they are nor as deltas with a base in `packs` or `bases`."""
+    missing = ""
+    for chunk in turn.me.content:
+        is_delta = any(chunk.upper() in chunks_of(key) for key in packs)
+        has_base = any(BASES.get(chunk, "-") in chunks_of(key) for key in packs | bases)
+        if not any(chunk in chunks_of(key) for key in packs) and not (is_delta and has_base):
+            missing += chunk
+    return missing
 
 
 def _manifest(turn: Turn) -> Steps:
@@ -328,10 +386,12 @@ def _recheck(turn: Turn) -> Steps:
     if not turn.rules.rechecks_marks:
         return turn.to("goes on", at="commit", is_warned=turn.me.is_warned or bool(stale))
     if not stale or not turn.rules.random_names:
-        return turn.to("lists marks again", at="commit")
-    world, packs = _write_packs(turn, turn.me.packs - stale)
+        is_overlooked = bool(turn.me.bases & list_marked(turn.world) - stale)
+        return turn.to("lists marks again", at="commit", is_warned=turn.me.is_warned or is_overlooked)
+    kept, bases = turn.me.packs - stale, turn.me.bases - stale
+    world, packs = _write_packs(turn, kept, _find_missing(turn, kept, bases))
     label = f"lists marks again, writes {sorted(stale)} anew"
-    return turn.to(label, world, at=_find_last_writes(turn), packs=packs, manifest=turn.me.manifest + 1)
+    return turn.to(label, world, at=_find_last_writes(turn), packs=packs, bases=bases, manifest=turn.me.manifest + 1)
 
 
 def _commit(turn: Turn) -> Steps:
