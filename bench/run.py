@@ -43,6 +43,7 @@ from bench.suites import (
     planning,
     put,
     query,
+    recording,
     reread,
     reuse,
     save,
@@ -66,6 +67,7 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "scale": scale.run,
     "capture": capture.run,
     "diff_runs": diff_runs.run,
+    "recording": recording.run,
     "planning": planning.run,
     "reuse": reuse.run,
     "put": put.run,
@@ -77,7 +79,20 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "objects": objects.run,
 }
 _ON_REQUEST: Final = frozenset(
-    {"capture", "compile", "diff_runs", "exports", "imports", "mirror", "objects", "planning", "put", "query", "reuse"}
+    {
+        "capture",
+        "compile",
+        "diff_runs",
+        "exports",
+        "imports",
+        "mirror",
+        "objects",
+        "planning",
+        "put",
+        "query",
+        "recording",
+        "reuse",
+    }
 )
 """Suites that take long and have a separate result: DCP plans for minutes with a thousand ranks, and models take half
 a minute to compile."""

@@ -37,7 +37,20 @@ _BY_WORKLOAD: Final = {
 }
 _SMALL: Final = "small-tensors"
 _ELSEWHERE: Final = frozenset(
-    {"capture", "compile", "diff_runs", "exports", "imports", "mirror", "objects", "planning", "put", "query", "reuse"}
+    {
+        "capture",
+        "compile",
+        "diff_runs",
+        "exports",
+        "imports",
+        "mirror",
+        "objects",
+        "planning",
+        "put",
+        "query",
+        "recording",
+        "reuse",
+    }
 )
 """Suites that another page explains."""
 ANCHORS: Final = frozenset({*_BY_SUITE.values(), *_BY_WORKLOAD.values(), _SMALL})
