@@ -36,9 +36,9 @@ PLAIN: Final = "plain step"
 LEVELS: Final[Mapping[str, float]] = {"digest": 1.2, "stats": 1.8, "full": 2.0}
 """For each level, the goal: CPU time of a recorded step over that of a plain one."""
 _NAMES: Final[tuple[LevelName, ...]] = ("digest", "stats", "full")
-STEPS: Final = 15
-"""Steps of a round; the segments end after 1, 3, 7 and 15 of them."""
-_DEBUG_ROUNDS: Final = 2
+STEPS: Final = 31
+"""Steps of a round; a segment ends after 1, 3, 7, 15 and 31 of them."""
+_DEBUG_ROUNDS: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def _measure(model: str, sizes: Sizes, work: Path) -> list[Result]:
     contestants[DEBUG_MODE] = replace(step_within(debug_mode), most_rounds=_DEBUG_ROUNDS)
     traffic = find_traffic(training)
     contestants |= {name_limit(level): _do_bare_work(traffic, level, work / "bytes") for level in LEVELS}
-    timings = race(contestants, rounds=max(sizes.rounds, 5) if sizes.rounds > 1 else 1)
+    timings = race(contestants, rounds=sizes.rounds)
     return [make_row(model, name, timings, traffic) for name in contestants if name != PLAIN]
 
 
