@@ -36,8 +36,8 @@ PLAIN: Final = "plain step"
 LEVELS: Final[Mapping[str, float]] = {"digest": 1.2, "stats": 1.8, "full": 2.0}
 """For each level, the goal: CPU time of a recorded step over that of a plain one."""
 _NAMES: Final[tuple[LevelName, ...]] = ("digest", "stats", "full")
-STEPS: Final = 31
-"""Steps of a round; a segment ends after 1, 3, 7, 15 and 31 of them."""
+STEPS: Final = 15
+"""Steps of a round; a segment ends after 1, 3, 7 and 15 of them."""
 _DEBUG_ROUNDS: Final = 1
 
 
