@@ -45,6 +45,7 @@ from bench.suites import (
     planning,
     put,
     query,
+    recording,
     reread,
     reuse,
     save,
@@ -68,6 +69,7 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "scale": scale.run,
     "capture": capture.run,
     "diff_runs": diff_runs.run,
+    "recording": recording.run,
     "planning": planning.run,
     "reuse": reuse.run,
     "put": put.run,
@@ -82,7 +84,7 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
 }
 _ON_REQUEST: Final = frozenset(
     {"capture", "codecs", "compile", "diff_runs", "exports", "follow", "imports", "mirror", "objects", "planning"}
-    | {"put", "query", "reuse"}
+    | {"put", "query", "recording", "reuse"}
 )
 """Suites that take long and have a separate result: DCP plans for minutes with a thousand ranks, and models take half
 a minute to compile."""

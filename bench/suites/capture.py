@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.handle.repository import open_repository
 
 _BARE: Final = "bare step"
-_DEBUG_MODE: Final = "DebugMode with hashes"
+DEBUG_MODE: Final = "DebugMode with hashes"
 _LEVELS: Final[dict[str, LevelName]] = {"digest": "digest", "stats": "stats", "full": "full"}
 _MOST: Final = {"digest": 1.15, "full": 2.0}
 _MOST_AGAIN: Final = 0.01
@@ -63,6 +63,16 @@ class _Block(nn.Module):
         x = x + self.project(seen.transpose(1, 2).reshape(batch, tokens, width))
         grown: torch.Tensor = x + self.down(self.activation(self.up(self.norm_mlp(x))))
         return grown
+
+
+class Trainable(Protocol):
+    """A training that can start again from the same state."""
+
+    def start(self) -> None:
+        """Reset everything to the state before the first step."""
+
+    def step(self) -> torch.Tensor:
+        """Train one step, and return the loss."""
 
 
 class _Training:
@@ -112,32 +122,35 @@ def _measure(sizes: Sizes, work: Path) -> list[Result]:
         return record(repo, "run", training.model, training.optimizer, level=level)
 
     expected: list[torch.Tensor] = []
-    contestants = {_BARE: _stepping(training, nullcontext, expected, root)}
+    contestants = {_BARE: stepping(training, nullcontext, expected, root)}
     for name, level in _LEVELS.items():
-        contestants[name] = _stepping(training, partial(recording, level), expected, root)
-    contestants[_DEBUG_MODE] = _stepping(training, _debug_mode, expected, root)
+        contestants[name] = stepping(training, partial(recording, level), expected, root)
+    contestants[DEBUG_MODE] = stepping(training, debug_mode, expected, root)
     timings = race(contestants, rounds=sizes.rounds)
-    return [*(_make_row(name, timings) for name in (*_LEVELS, _DEBUG_MODE)), _measure_again(training, work)]
+    return [*(_make_row(name, timings) for name in (*_LEVELS, DEBUG_MODE)), _measure_again(training, work)]
 
 
-def _debug_mode() -> AbstractContextManager[object]:
+def debug_mode() -> AbstractContextManager[object]:
+    """Return torch's DebugMode with a hash of each tensor."""
     stack = ExitStack()
     stack.enter_context(DebugMode())
     stack.enter_context(DebugMode.log_tensor_hashes(hash_fn="hash_tensor", hash_inputs=True))
     return stack
 
 
-def _stepping(
-    training: _Training,
+def stepping(
+    training: Trainable,
     recording: Callable[[], AbstractContextManager[object]],
     expected: list[torch.Tensor],
     root: Path,
+    *,
+    steps: int = _STEPS,
 ) -> Contestant:
-    """Return a few recorded steps. The end of the recording is timed too: it waits until everything is stored."""
+    """Return some recorded steps. The end of the recording is timed too: it waits until everything is stored."""
 
     def train() -> torch.Tensor:
         with recording():
-            losses = [training.step() for _ in range(_STEPS)]
+            losses = [training.step() for _ in range(steps)]
         return torch.stack(losses)
 
     def verify(losses: object) -> None:
@@ -158,7 +171,7 @@ def _make_row(name: str, timings: dict[str, Timings]) -> Result:
     per_step = {each: 1e3 * timings[each].best / _STEPS for each in timings}
     by_cpu = min(own.cpu_seconds) / min(bare.cpu_seconds)
     note = f"medians {1e3 * own.median / _STEPS:.0f} and {1e3 * bare.median / _STEPS:.0f}, by CPU time {by_cpu:.2f}"
-    workload = f"a training step, {name}" if name in _LEVELS else f"a training step, {_DEBUG_MODE}"
+    workload = f"a training step, {name}" if name in _LEVELS else f"a training step, {DEBUG_MODE}"
     samples = {each: timings[each].seconds for each in (name, _BARE)}
     return Result(workload, per_step[name], "ms", _BARE, per_step[_BARE], goal, note, samples, per_step)
 

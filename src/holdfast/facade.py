@@ -595,6 +595,5 @@ def make_store(url: str, budget_bytes: int, types: Sequence[type], options: dict
 
 
 def _open_objects(url: str, options: Mapping[str, Any]) -> ObjectStore:
-    names = ("read_only", "single_writer", "storage_options")
-    store = open_store(url, **{name: options[name] for name in names if name in options})
-    return attach_cache(store, options.get("cache"))
+    chosen = {name: options[name] for name in ("read_only", "single_writer", "storage_options") if name in options}
+    return attach_cache(open_store(url, **chosen), options.get("cache"))

@@ -29,7 +29,7 @@ def test_the_capture_suite_measures_each_workload_and_leaves_nothing(tmp_path: P
 def test_a_recording_that_changes_the_training_is_no_result(tmp_path: Path) -> None:
     training = capture_suite._Training(capture_suite._find_shape(TINY))
     expected = [torch.zeros(capture_suite._STEPS)]
-    contestant = capture_suite._stepping(training, nullcontext, expected, tmp_path)
+    contestant = capture_suite.stepping(training, nullcontext, expected, tmp_path)
 
     with pytest.raises(WrongResult, match="are not those of the first"):
         contestant.verify(contestant.run())

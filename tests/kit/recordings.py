@@ -12,9 +12,9 @@ import torch
 
 from holdfast.capture.stored.events import Event, EventKind, Phase, Site, Stats
 from holdfast.capture.stored.runs import Run, RunFacts
-from holdfast.capture.stored.segments import NO_ROOT, Segment, advance_root, write_segment
+from holdfast.capture.stored.segments import Segment, compute_root, write_segment
 from holdfast.repo.handle.repository import Repository
-from tests.kit.runs_in_memory import make_run
+from tests.kit.runs_in_memory import as_observed, make_run
 
 FAULT: Final = (1, "layers.1", "output")
 """The step, the module and the kind of the first tensor that differs in a bad recording."""
@@ -56,9 +56,8 @@ def write_recorded(repo: Repository, recording: Recording) -> None:
     """Write a recording to a store, a segment for each rank."""
     for rank in range(recording.world):
         events, tensors = _make_rank(recording, rank)
-        roots: dict[int, bytes] = {}
-        for event in events:
-            roots[event.site.step] = advance_root(roots.get(event.site.step, NO_ROOT), event)
+        steps = {event.site.step for event in events}
+        roots = {step: compute_root(event for event in events if event.site.step == step) for step in sorted(steps)}
         segment = Segment(
             run=recording.name,
             rank=rank,
@@ -70,7 +69,7 @@ def write_recorded(repo: Repository, recording: Recording) -> None:
             roots=roots,
             is_last=True,
         )
-        write_segment(repo, segment, events, tensors)
+        write_segment(repo, segment, as_observed(events), tensors)
 
 
 def _make_rank(recording: Recording, rank: int) -> tuple[list[Event], dict[int, torch.Tensor]]:

@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from holdfast.capture.stored.events import Event, Site, Stats
+from holdfast.capture.stored.events import Event, EventFacts, Measured, ObservedEvent, Site, Stats
 from holdfast.capture.stored.runs import Run, RunFacts
 from holdfast.capture.stored.segments import compute_root, format_leaf
 from holdfast.digest import fingerprint
@@ -53,6 +53,26 @@ class _Memory:
     def find_size_bytes(self, step: int) -> int:
         events = (event for (of_step, _), group in self._events.items() if of_step == step for event in group)
         return sum(self._tensors[event.leaf].nbytes for event in events if event.leaf in self._tensors)
+
+
+def as_observed(events: Iterable[Event]) -> list[ObservedEvent]:
+    """Return events as the recorder collects them."""
+    return [
+        ObservedEvent(
+            event.seq,
+            event.site.step,
+            EventFacts(
+                *(*event.site[1:], event.dtype, event.shape, event.module, event.parent, event.recompute, event.source),
+                *(event.placement, event.global_shape, event.offsets),
+            ),
+            event.digest,
+            event.alias,
+            Measured(event.stats),
+            event.leaf,
+            event.form,
+        )
+        for event in events
+    ]
 
 
 def make_output(seq: int, *, step: int = 0, fqn: str = "layers.0", rank: int = 0) -> Event:

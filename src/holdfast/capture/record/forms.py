@@ -19,13 +19,23 @@ _PLAIN: Final = (bool, int, float, str, type(None))
 _UNKNOWN: Final = re.compile(r"[\x00-\x1f]")
 
 
-def iter_paths(tree: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors in arguments or results with their paths in Python syntax: "[1]", ".hidden", "['mask']"."""
+def list_paths(tree: object) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors in arguments or results with their paths in Python syntax: "[1]", ".hidden", "['mask']"."""
     if isinstance(tree, torch.Tensor):
-        yield path, tree
-    elif depth < _MAX_DEPTH:
-        for own, child in _iter_children(tree):
-            yield from iter_paths(child, path + own, depth + 1)
+        return [("", tree)]
+    found: list[tuple[str, torch.Tensor]] = []
+    _add_paths(tree, "", 0, found)
+    return found
+
+
+def _add_paths(tree: object, path: str, depth: int, found: list[tuple[str, torch.Tensor]]) -> None:
+    if depth >= _MAX_DEPTH:
+        return
+    for own, child in _iter_children(tree):
+        if isinstance(child, torch.Tensor):
+            found.append((path + own, child))
+        elif type(child) not in _PLAIN:
+            _add_paths(child, path + own, depth + 1, found)
 
 
 def _iter_children(tree: object) -> Iterator[tuple[str, object]]:
@@ -39,10 +49,11 @@ def _iter_children(tree: object) -> Iterator[tuple[str, object]]:
         yield from ((f".{each.name}", getattr(tree, each.name, None)) for each in fields(tree))
 
 
-def iter_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors in the arguments of a call with their paths: "[0]" by position, "['mask']" by keyword."""
-    yield from iter_paths(args)
-    yield from iter_paths(kwargs)
+def list_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors in the arguments of a call with their paths: "[0]" by position, "['mask']" by keyword."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor):
+        return [("[0]", args[0])]
+    return list_paths(args) + list_paths(kwargs)
 
 
 def describe_form(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

@@ -6,10 +6,11 @@ A drill records the result of every operation inside chosen modules.
 
 from __future__ import annotations
 
+import copy
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -18,7 +19,8 @@ from torch.compiler import is_compiling
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from holdfast.capture.record.forms import describe_form, iter_arguments, iter_paths
+from holdfast.capture.record.copies import CopiedHook
+from holdfast.capture.record.forms import describe_form, list_arguments, list_paths
 from holdfast.capture.record.observer import CallSite, Observer, find_graph_task, find_source
 from holdfast.capture.record.points import Point
 from holdfast.capture.stored.events import EventKind, Level
@@ -35,14 +37,20 @@ class Removable(Protocol):
         """Remove the hook."""
 
 
+class _Sites(NamedTuple):
+    """Where the tensors of one call of a module are observed."""
+
+    input: CallSite
+    output: CallSite
+    grad: CallSite
+
+
 class _Call(NamedTuple):
     """A module call that has not returned: it is running, or an exception ended it."""
 
-    fqn: str
-    number: int
-    source: str
-    recompute: bool
-    inputs: tuple[tuple[str, torch.Tensor, int], ...]
+    hook: _ModuleHook
+    sites: _Sites
+    inputs: list[tuple[str, torch.Tensor, int]]
     """Path, tensor and version of each recorded input; a version changes with every operation in place."""
 
 
@@ -65,8 +73,8 @@ class ModuleHooks:
         self._begin_backward = begin_backward
         self._handles: list[Removable] = []
         self._calls = _Calls()
-        self._counts: defaultdict[tuple[str, bool], int] = defaultdict(int)
-        self._arrived: defaultdict[tuple[str, int, str], int] = defaultdict(int)
+        self._installed: list[_ModuleHook] = []
+        self._arrived: defaultdict[tuple[Hashable, str], int] = defaultdict(int)
         """By call and path, how many gradients or tapped tensors have arrived in this step."""
         self._tapped: list[Point] = []
         self._receiver_number = 0
@@ -76,15 +84,13 @@ class ModuleHooks:
 
     def install(self, point: Point) -> None:
         """Hook a module. The model itself is always hooked, because its call begins a step."""
-        kinds: tuple[EventKind, ...] = ("input", "output", "grad")
-        if point.fqn and all(self._observer.find_level(kind, point.fqn) is Level.OFF for kind in kinds):
+        find_level = self._observer.find_level
+        levels = (find_level("input", point.fqn), find_level("output", point.fqn), find_level("grad", point.fqn))
+        if point.fqn and all(level is Level.OFF for level in levels):
             return
-        enter, leave = (
-            partial(self._enter, point.fqn, point.class_name),
-            partial(self._leave, point.fqn, point.class_name),
-        )
-        if point.is_outside:
-            leave = partial(_ignore_output)
+        hook = _ModuleHook(self, point, levels)
+        self._installed.append(hook)
+        enter, leave = hook.enter, _ignore_output if point.is_outside else hook.leave
         if point.is_compiled:
             self._handles.append(_CompiledCall(point.module, enter, leave))
             return
@@ -114,7 +120,7 @@ class ModuleHooks:
                 return
             self.called.add(point.fqn)
             path = f"[{position}]" if position >= 0 else ""
-            key = (f"tapped {kind}", module_index, path)
+            key = ((f"tapped {kind}", module_index), path)
             call = self._arrived[key]
             self._arrived[key] += 1
             where = CallSite("backward" if is_grad else "forward", kind, point.fqn, call, point.class_name)
@@ -131,92 +137,151 @@ class ModuleHooks:
 
     def begin_step(self) -> None:
         """Reset the call counts."""
-        self._counts.clear()
+        for hook in self._installed:
+            hook.counts = [0, 0]
         self._arrived.clear()
         self._calls.stack.clear()
 
     def find_innermost(self) -> str | None:
         """Return the module whose call is running in this thread, the innermost one."""
-        return self._calls.stack[-1].fqn if self._calls.stack else None
+        return self._calls.stack[-1].hook.fqn if self._calls.stack else None
 
-    def _enter(
-        self, fqn: str, class_name: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
-        # While torch traces, there are no values; returning early keeps this hook out of the compiled code.
-        if is_compiling():
-            return
+    def enter(self, hook: _ModuleHook, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Observe the inputs of a call that begins."""
         observer = self._observer
-        try:
-            self._begin()
-            if not observer.is_open:
-                return
-            self.called.add(fqn)
-            recompute = find_graph_task() != -1
-            number = self._counts[fqn, recompute]
-            self._counts[fqn, recompute] = number + 1
-            level = observer.find_level("input", fqn)
-            found = () if level is Level.OFF else tuple(iter_arguments(args, kwargs))
-            inputs = tuple((path, tensor, _find_version(tensor)) for path, tensor in found)
-            call = _Call(fqn, number, find_source(), recompute, inputs)
-            self._calls.stack.append(call)
-            form = describe_form(args, kwargs) if level is Level.FULL else ""
-            where = CallSite("forward", "input", fqn, number, class_name, "", call.source, recompute)
-            for path, tensor in found:
-                observer.observe(tensor, where, level, path, form)
-                form = ""
-        except Exception as error:  # noqa: BLE001  # a bug in the recorder must not stop the training
-            observer.fail(error)
+        self._begin()
+        if not observer.is_open:
+            return
+        self.called.add(hook.fqn)
+        sites, level = hook.begin_call(), hook.input_level
+        inputs: list[tuple[str, torch.Tensor, int]] = []
+        self._calls.stack.append(_Call(hook, sites, inputs))
+        if level is Level.OFF:
+            return
+        form = describe_form(args, kwargs) if level is Level.FULL else ""
+        for path, tensor in list_arguments(args, kwargs):
+            inputs.append((path, tensor, _find_version(tensor)))
+            observer.observe(tensor, sites.input, level, path, form)
+            form = ""
 
-    def _leave(self, fqn: str, class_name: str, module: torch.nn.Module, args: tuple[Any, ...], output: object) -> None:
-        if is_compiling():
-            return
+    def leave(self, hook: _ModuleHook, output: object) -> None:
+        """Observe the outputs of a call that ends, and later their gradients."""
         observer = self._observer
-        try:
-            call = self._find_call(fqn)
-            if call is None or not observer.is_open:
-                return
-            where = CallSite("forward", "output", fqn, call.number, class_name, "", call.source, call.recompute)
-            level, grad_level = observer.find_level("output", fqn), observer.find_level("grad", fqn)
-            for path, tensor in iter_paths(output):
-                if level is not Level.OFF:
-                    observer.observe(tensor, where, level, path)
-                if grad_level is not Level.OFF and tensor.requires_grad:
-                    self._await_grad(tensor, where._replace(phase="backward", kind="grad", recompute=False), path)
+        call = self._find_call(hook)
+        if call is None or not observer.is_open:
+            return
+        level, observes_grads = hook.output_level, hook.grad_level is not Level.OFF
+        for path, tensor in list_paths(output):
             if level is not Level.OFF:
-                for path, tensor in _iter_changed(call, output):
-                    observer.observe(tensor, where, level, f"#input{path}")
-        except Exception as error:  # noqa: BLE001  # as above
-            observer.fail(error)
+                observer.observe(tensor, call.sites.output, level, path)
+            if observes_grads and tensor.requires_grad:
+                self._await_grad(tensor, hook, call.sites.grad, path)
+        if level is not Level.OFF:
+            for path, tensor in _iter_changed(call, output):
+                observer.observe(tensor, call.sites.output, level, f"#input{path}")
 
-    def _find_call(self, fqn: str) -> _Call | None:
+    def fail(self, error: Exception) -> None:
+        """Stop recording, because a hook has failed; a bug in the recorder must not stop the training."""
+        self._observer.fail(error)
+
+    def _find_call(self, hook: _ModuleHook) -> _Call | None:
         """Pop the call that ends; exceptions ended those above it on the stack."""
         stack = self._calls.stack
         for index in range(len(stack) - 1, -1, -1):
-            if stack[index].fqn == fqn:
+            if stack[index].hook is hook:
                 call = stack[index]
                 del stack[index:]
                 return call
         return None
 
-    def _await_grad(self, tensor: torch.Tensor, where: CallSite, path: str) -> None:
+    def _await_grad(self, tensor: torch.Tensor, hook: _ModuleHook, where: CallSite, path: str) -> None:
         # On the tensor, not on the module: backward hooks of modules do not allow in-place operations.
-        handle = tensor.register_hook(partial(self._observe_grad, where, path))  # type: ignore[no-untyped-call]  # torch's
+        handle = tensor.register_hook(partial(self._observe_grad, hook.grad_level, where, path))  # type: ignore[no-untyped-call]  # torch's
         if tensor.is_leaf:
             # A leaf outlives the step; other tensors take their hooks with them when they are freed.
             self._handles.append(handle)
 
-    def _observe_grad(self, where: CallSite, path: str, grad: torch.Tensor) -> None:
+    def _observe_grad(self, level: Level, where: CallSite, path: str, grad: torch.Tensor) -> None:
         observer = self._observer
         if not self.is_on or not observer.is_open:
             return
         try:
             self._begin_backward()
-            key = (where.fqn, where.call, path)
-            self._arrived[key] += 1
-            suffix = f"#{self._arrived[key]}" if self._arrived[key] > 1 else ""
-            observer.observe(grad, where, observer.find_level("grad", where.fqn), path + suffix)
+            key = ((where.fqn, where.call), path)
+            count = self._arrived[key] = self._arrived[key] + 1
+            observer.observe(grad, where, level, f"{path}#{count}" if count > 1 else path)
         except Exception as error:  # noqa: BLE001  # as above
             observer.fail(error)
+
+
+class _ModuleHook:
+    """The hooks of one module, and everything about it that is the same for each call."""
+
+    __slots__ = (
+        "_class_name",
+        "_hooks",
+        "_module",
+        "_sites",
+        "counts",
+        "fqn",
+        "grad_level",
+        "input_level",
+        "output_level",
+    )
+
+    def __init__(self, hooks: ModuleHooks, point: Point, levels: tuple[Level, Level, Level]) -> None:
+        """Pass calls to `hooks`; the levels are those of inputs, outputs and gradients."""
+        self.fqn = point.fqn
+        self.input_level, self.output_level, self.grad_level = levels
+        self.counts = [0, 0]
+        """The number of calls in this step: those of the forward pass, and those that recompute activations."""
+        self._hooks: ModuleHooks | None = hooks
+        """None in a copy of the module."""
+        self._module = point.module
+        self._class_name = point.class_name
+        self._sites: dict[tuple[int, bool, str], _Sites] = {}
+
+    def enter(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Observe a call that begins."""
+        # While torch traces, there are no values; returning early keeps this hook out of the compiled code.
+        if is_compiling() or self._hooks is None:
+            return
+        try:
+            self._hooks.enter(self, args, kwargs)
+        except Exception as error:  # noqa: BLE001  # a bug in the recorder must not stop the training
+            self._hooks.fail(error)
+
+    def leave(self, module: torch.nn.Module, args: tuple[Any, ...], output: object) -> None:
+        """Observe a call that ends."""
+        if is_compiling() or self._hooks is None:
+            return
+        try:
+            self._hooks.leave(self, output)
+        except Exception as error:  # noqa: BLE001  # as above
+            self._hooks.fail(error)
+
+    def __deepcopy__(self, memo: dict[Any, Any]) -> CopiedHook:
+        """Leave the hooks out of a copy of the module: a copy is not recorded."""
+        return CopiedHook(self._module, memo)
+
+    def begin_call(self) -> _Sites:
+        """Count a call, and return where its tensors are observed."""
+        recompute = find_graph_task() != -1
+        number = self.counts[recompute]
+        self.counts[recompute] = number + 1
+        key = (number, recompute, find_source())
+        found = self._sites.get(key)
+        if found is None:
+            found = self._sites[key] = self._make_sites(*key)
+        return found
+
+    def _make_sites(self, number: int, recompute: bool, source: str) -> _Sites:
+        facts = (self.fqn, number, self._class_name, "", source)
+        return _Sites(
+            CallSite("forward", "input", *facts, recompute),
+            CallSite("forward", "output", *facts, recompute),
+            CallSite("backward", "grad", *facts),
+        )
 
 
 def _find_version(tensor: torch.Tensor) -> int:
@@ -228,7 +293,7 @@ def _iter_changed(call: _Call, output: object) -> Iterator[tuple[str, torch.Tens
     """Yield the inputs that were changed in place during a call, unless they are outputs, which are recorded anyway."""
     changed = [(path, tensor) for path, tensor, version in call.inputs if _find_version(tensor) != version]
     if changed:
-        outputs = {id(tensor) for _, tensor in iter_paths(output)}
+        outputs = {id(tensor) for _, tensor in list_paths(output)}
         yield from ((path, tensor) for path, tensor in changed if id(tensor) not in outputs)
 
 
@@ -357,6 +422,25 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
         return result
 
 
+class _DrilledForward:
+    """Takes the place of a module's `forward`, and records the operations in it."""
+
+    def __init__(self, drill: Drill, point: Point, forward: Callable[..., Any]) -> None:
+        self._drill = drill
+        self._point = point
+        self._forward = forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or not self._drill.is_open:
+            return self._forward(*args, **kwargs)
+        with _Operations(self._drill, self._point):
+            return self._forward(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Callable[..., Any]:
+        """Return the plain method of the copied module: a copy is not recorded."""
+        return copy.deepcopy(self._forward, memo)
+
+
 class Drill:
     """Records the operations inside modules."""
 
@@ -369,17 +453,15 @@ class Drill:
 
     def install(self, point: Point) -> None:
         """Record the operations of a module from now on."""
-        module, forward = point.module, point.module.forward
-
-        def drilled(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not self._observer.is_open:
-                return forward(*args, **kwargs)
-            with _Operations(self, point):
-                return forward(*args, **kwargs)
-
+        module = point.module
         # On the instance, which hides the class's forward; deleting it restores the module.
         self._installed.append((module, vars(module).get("forward")))
-        module.forward = drilled
+        module.forward = _DrilledForward(self, point, module.forward)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this step is recorded."""
+        return self._observer.is_open
 
     def remove(self) -> None:
         """Restore the forward methods of all modules."""
@@ -409,7 +491,7 @@ class Drill:
             recompute = find_graph_task() != -1
             where = CallSite("forward", "op", fqn, self._counts[fqn], name, parent, find_source(), recompute)
             self._counts[fqn] += 1
-            for path, tensor in iter_paths(result):
+            for path, tensor in list_paths(result):
                 observer.observe(tensor, where, level, path)
         except Exception as error:  # noqa: BLE001  # a bug in the recorder must not stop the training
             observer.fail(error)

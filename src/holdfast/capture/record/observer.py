@@ -6,27 +6,39 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from types import FrameType
 from typing import Final, NamedTuple
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from holdfast.capture.record.forms import iter_paths
+from holdfast.capture.record.forms import list_paths
 from holdfast.capture.record.options import Options
 from holdfast.capture.record.points import Points
 from holdfast.capture.record.settings import SettingsReader
 from holdfast.capture.record.spool import Copy, Spool
-from holdfast.capture.stored.events import Event, EventKind, Level, Phase, Site, Stats
-from holdfast.capture.stored.observed import ObservedTensor, find_part, observe
+from holdfast.capture.stored.events import EventFacts, EventKind, Level, Measured, ObservedEvent, Phase
+from holdfast.capture.stored.observed import (
+    WHOLE,
+    KnownMemory,
+    ObservedTensor,
+    ShardPlacement,
+    TensorInspector,
+    find_part,
+)
+from holdfast.capture.stored.statistics import SMALL_BYTES, Unmeasured, measure_bytes
+from holdfast.digest import fingerprint
 from holdfast.errors import HoldfastError, StoreFull, Unsupported
+from holdfast.tensors.layouts import ORDINARY_CLASSES
 from holdfast.tensors.sharding.meshes import Layouts
 
 _TORCH: Final = str(Path(torch.__file__).parent)
 _OURS: Final = str(Path(__file__).parents[1])
 _MAX_NOTES: Final = 50
+_LASTING: Final = frozenset({"parameter", "buffer", "optimizer"})
+"""Kinds of tensors that mostly are in the same memory in each step."""
 find_graph_task: Final[Callable[[], int]] = torch._C._current_graph_task_id
 """Returns -1 outside a backward pass. Modules called inside one recompute activations."""
 
@@ -35,8 +47,9 @@ class RecordingWarning(UserWarning):
     """Something could not be recorded; training is not affected."""
 
 
-class CallSite(NamedTuple):
-    """Where a tensor was observed, except for its path in the arguments or results."""
+@dataclass(slots=True, eq=False)
+class CallSite:
+    """Where a tensor was observed, except for its path in the arguments or results; made once for all steps."""
 
     phase: Phase
     kind: EventKind
@@ -46,6 +59,49 @@ class CallSite(NamedTuple):
     parent: str = ""
     source: str = ""
     recompute: bool = False
+    last: dict[str, LastSeen] = field(default_factory=dict)
+    """By path, what was observed here last."""
+
+    def make_facts(self, path: str, tensor: ObservedTensor, place: ShardPlacement) -> EventFacts:
+        """Return the facts of an event here."""
+        return EventFacts(
+            *(self.phase, self.kind, self.fqn, self.call, path, tensor.dtype_name, tensor.shape),
+            *(self.module, self.parent, self.recompute, self.source),
+            *(place.placement, place.global_shape, place.offsets),
+        )
+
+
+class LastSeen(NamedTuple):
+    """The last tensor that was observed at a site: what it has in common with the next one is not computed again."""
+
+    facts: EventFacts
+    dtype: torch.dtype
+    place: ShardPlacement
+    known: KnownMemory | None = None
+    """The memory of a tensor that lasts from step to step."""
+
+
+class _Aliases:
+    """Numbers the memory of tensors within a step, in the order in which it is observed."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+
+    def find(self, storage: torch.UntypedStorage) -> int:
+        """Return the number of a storage."""
+        key: int = storage._cdata
+        number = self._numbers.get(key)
+        if number is None:
+            # The weak reference keeps the storage's address from being reused in this step, but not its memory.
+            storage._weak_ref()
+            number = self._numbers[key] = len(self._numbers)
+        return number
+
+    def clear(self) -> None:
+        """Forget all storages."""
+        for key in self._numbers:
+            torch.UntypedStorage._free_weak_ref(key)  # type: ignore[no-untyped-call]  # torch's
+        self._numbers.clear()
 
 
 class Observer:
@@ -58,20 +114,19 @@ class Observer:
         self.is_open = False
         """Whether this step is recorded."""
         self.notes: list[str] = []
-        self._rank = spool.rank
         self._seq = 0
         self._copied_bytes = 0
         self._stopped = False
         self._levels: dict[tuple[EventKind, str], Level] = {}
-        self._aliases: dict[int, tuple[StorageWeakRef, int]] = {}
-        self._known: dict[tuple[bytes, str, tuple[int, ...]], str] = {}
-        self._known_before: dict[tuple[bytes, str, tuple[int, ...]], str] = {}
-        self._measured: dict[tuple[bytes, str], Stats | None] = {}
-        self._measured_before: dict[tuple[bytes, str], Stats | None] = {}
+        self._inspector = TensorInspector()
+        self._aliases = _Aliases()
+        self._known: dict[tuple[bytes, torch.dtype, tuple[int, ...]], tuple[str, Measured]] = {}
+        self._known_before = self._known
+        self._measured: dict[tuple[bytes, torch.dtype], Measured] = {}
+        self._measured_before = self._measured
         self._layouts = Layouts()
         self._is_full_off = False
         self._failures = 0
-        self._dtypes: dict[torch.dtype, str] = {}
         # Backward passes on accelerators run on threads of their own.
         self._lock = threading.RLock()
 
@@ -151,65 +206,67 @@ class Observer:
     def observe(self, tensor: torch.Tensor, where: CallSite, level: Level, path: str = "", form: str = "") -> None:
         """Record a tensor at its level: digest, statistics or copy."""
         with self._lock:
-            local, place = find_part(tensor, self._layouts)
+            last, place, known = where.last.get(path), WHOLE, None
+            if type(tensor) not in ORDINARY_CLASSES:
+                tensor, place = find_part(tensor, self._layouts)
             try:
-                observed = observe(local)
+                if where.kind in _LASTING:
+                    observed, known = self._inspector.observe_lasting(tensor, last.known if last else None)
+                else:
+                    observed = self._inspector.observe(tensor)
             except Unsupported as error:
                 self.note(f"{where.kind} of {where.fqn or 'the model'} is not recorded: {error}")
                 return
-            digest = observed.digest()
-            dtype = self._dtypes.get(observed.dtype) or self._dtypes.setdefault(observed.dtype, observed.dtype_name)
-            leaf, stats = "", None
+            dtype, shape, data, storage = observed
+            digest = fingerprint(data)
+            leaf, measured = "", None
             if level is Level.FULL:
-                leaf = self._keep(observed, digest, dtype)
+                leaf, measured = self._keep(observed, digest)
             if level is Level.STATS or (level is Level.FULL and not leaf):
-                stats = self._measure(observed, digest, dtype)
-            phase, kind, fqn, call, module, parent, source, recompute = where
-            alias = self._find_alias(observed)
-            site = Site(self.step, phase, kind, fqn, call, path)
-            # Positional arguments are the fastest; this runs for every tensor.
-            event = Event(
-                *(self._seq, site, self._rank, dtype, observed.shape, digest, module, parent, recompute, source, alias),
-                *(place.placement, place.global_shape, place.offsets, stats, leaf, form),
-            )
+                measured = self._measure(observed, digest)
+            if (
+                last is None
+                or last.dtype is not dtype
+                or last.facts.shape != shape
+                or (last.place is not place and last.place != place)
+            ):
+                last = where.last[path] = LastSeen(where.make_facts(path, observed, place), dtype, place, known)
+            elif last.known is not known:
+                where.last[path] = last._replace(known=known)
+            alias = -1 if storage is None else self._aliases.find(storage)
+            # Not ObservedEvent(): this runs for every tensor, and calling the class takes twice as long.
+            event = (self._seq, self.step, last.facts, digest, alias, measured, leaf, form)
             self._seq += 1
-            self.spool.pending.events.append(event)
+            self.spool.pending.events.append(tuple.__new__(ObservedEvent, event))
 
-    def _find_alias(self, observed: ObservedTensor) -> int:
-        storage = observed.keep
-        if not isinstance(storage, torch.UntypedStorage):
-            return -1
-        key: int = storage._cdata
-        found = self._aliases.get(key)
-        if found is None:
-            # The weak reference keeps the storage's address from being reused in this step, but not its memory.
-            reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch's
-            found = self._aliases[key] = (reference, len(self._aliases))
-        return found[1]
-
-    def _measure(self, observed: ObservedTensor, digest: bytes, dtype: str) -> Stats | None:
+    def _measure(self, observed: ObservedTensor, digest: bytes) -> Measured:
         """Return the statistics of a tensor; those of equal bytes in this step or the one before are used again."""
-        key = (digest, dtype)
-        if key in self._measured:
-            return self._measured[key]
-        stats = self._measured_before[key] if key in self._measured_before else observed.measure(self.options.bins)
-        self._measured[key] = stats
-        return stats
+        key = (digest, observed.dtype)
+        measured = self._measured.get(key) or self._measured_before.get(key)
+        if measured is None:
+            measured = Measured()
+            if observed.data.nbytes > SMALL_BYTES:
+                measured.stats = measure_bytes(observed.data, observed.dtype, self.options.bins)
+            else:
+                self.spool.add_small(Unmeasured(measured, bytes(observed.data), observed.dtype))
+        self._measured[key] = measured
+        return measured
 
-    def _keep(self, observed: ObservedTensor, digest: bytes, dtype: str) -> str:
+    def _keep(self, observed: ObservedTensor, digest: bytes) -> tuple[str, Measured | None]:
         """Copy a tensor, unless the same bytes were copied already; returns its leaf, or "" if there is no room."""
-        key = (digest, dtype, observed.shape)
-        leaf = self._known.get(key) or self._known_before.get(key)
-        if leaf is None:
+        key = (digest, observed.dtype, observed.shape)
+        found = self._known.get(key) or self._known_before.get(key)
+        if found is None:
             size_bytes = observed.data.nbytes
             if not self._has_room(size_bytes):
-                return ""
+                return "", None
             self._copied_bytes += size_bytes
             memory = self.spool.take_memory(size_bytes)
             observed.copy(memory)
-            leaf = self.spool.add_copy(Copy(memory, observed.dtype, observed.shape))
-        self._known[key] = leaf
-        return leaf
+            measured = Measured()
+            found = (self.spool.add_copy(Copy(memory, observed.dtype, observed.shape, measured)), measured)
+        self._known[key] = found
+        return found
 
     def _has_room(self, size_bytes: int) -> bool:
         options = self.options
@@ -242,11 +299,17 @@ def find_source() -> str:
     """Return the innermost line of the user's code on the call stack, such as "model.py:212"."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        filename = frame.f_code.co_filename
-        if not filename.startswith((_TORCH, _OURS, "<")):
-            return f"{filename.rpartition('/')[2]}:{frame.f_lineno}"
+        name = _find_own_name(frame.f_code.co_filename)
+        if name:
+            return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+@cache
+def _find_own_name(filename: str) -> str:
+    """Return the name of a file of the user without its folder; "" for a file of torch or Holdfast."""
+    return "" if filename.startswith((_TORCH, _OURS, "<")) else filename.rpartition("/")[2]
 
 
 class StateObserver:
@@ -258,6 +321,7 @@ class StateObserver:
         self._optimizers = optimizers
         self._names = {id(parameter): name for name, parameter in points.parameters.items()}
         self._settings = SettingsReader(points, optimizers)
+        self._sites: dict[tuple[Phase, EventKind, str], tuple[CallSite, Level]] = {}
 
     def observe_state(self) -> None:
         """Observe the state at the start of a step: settings, RNG state, parameters and buffers."""
@@ -286,13 +350,16 @@ class StateObserver:
         for name, parameter in self._iter_parameters(optimizer):
             self._observe("optimizer", "parameter", name, parameter)
         for name, parameter in self._iter_parameters(optimizer):
-            for path, tensor in iter_paths(optimizer.state.get(parameter)):
+            for path, tensor in list_paths(optimizer.state.get(parameter)):
                 self._observe("optimizer", "optimizer", name, tensor, path)
 
     def _observe(self, phase: Phase, kind: EventKind, name: str, tensor: torch.Tensor, path: str = "") -> None:
-        level = self._observer.find_level(kind, name)
-        if level is not Level.OFF:
-            self._observer.observe(tensor, CallSite(phase, kind, name), level, path)
+        key = (phase, kind, name)
+        found = self._sites.get(key)
+        if found is None:
+            found = self._sites[key] = (CallSite(phase, kind, name), self._observer.find_level(kind, name))
+        if found[1] is not Level.OFF:
+            self._observer.observe(tensor, *found, path)
 
     def _observe_setting(self, phase: Phase, read: Callable[[], str], path: str = "") -> None:
         if "setting" not in self._observer.options.kinds:

@@ -26,6 +26,7 @@ class ParameterGrads:
         self._parameters = {
             name: parameter for name, parameter in points.parameters.items() if self._levels[name] is not Level.OFF
         }
+        self._sites = {name: CallSite("backward", "param_grad", name) for name in self._parameters}
         self._waiting = dict(self._parameters)
         """Parameters without a hook: they do not require gradients, and torch allows none on them."""
         self._counts: defaultdict[str, int] = defaultdict(int)
@@ -70,4 +71,4 @@ class ParameterGrads:
             observer.fail(error)
 
     def _observe(self, name: str, grad: torch.Tensor, count: int) -> None:
-        self._observer.observe(grad, CallSite("backward", "param_grad", name), self._levels[name], f"#{count}")
+        self._observer.observe(grad, self._sites[name], self._levels[name], f"#{count}")

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from typing_extensions import Self, Unpack
 
-from holdfast.capture.record.forms import iter_paths
+from holdfast.capture.record.forms import list_paths
 from holdfast.capture.record.hooks import Drill, ModuleHooks, Removable
 from holdfast.capture.record.observer import CallSite, Observer, StateObserver, find_source
 from holdfast.capture.record.options import Options, RecordOptions, make_options
@@ -241,7 +241,7 @@ class Recorder:
             tree = torch.tensor(value, dtype=torch.float64) if isinstance(value, float | int) else value
             where = CallSite("custom", "log", name, self._logged[name], source=find_source())
             self._logged[name] += 1
-            for path, tensor in iter_paths(tree):
+            for path, tensor in list_paths(tree):
                 self._observer.observe(tensor, where, level, path)
         except Exception as error:  # noqa: BLE001  # as above
             self._observer.fail(error)

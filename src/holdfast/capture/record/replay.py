@@ -13,7 +13,7 @@ from torch.func import functional_call
 from typing_extensions import Unpack
 
 from holdfast.capture.compare.measure import TensorDistance, measure
-from holdfast.capture.record.forms import build_arguments, iter_paths
+from holdfast.capture.record.forms import build_arguments, list_paths
 from holdfast.capture.stored.events import Event, EventKind
 from holdfast.capture.stored.observed import observe
 from holdfast.capture.stored.runs import Run
@@ -83,7 +83,7 @@ def replay(run: Run, module: torch.nn.Module, fqn: str, step: int, **options: Un
         module, Call(*args, **kwargs), weights, dtype=options.get("dtype"), device=options.get("device")
     )
     recorded = {event.site.path: event for event in _find_events(events, "output", fqn, number)}
-    found = dict(iter_paths(result))
+    found = dict(list_paths(result))
     kept = [path for path, event in recorded.items() if path in found and event.leaf]
     measures = {path: measure(run.read_tensor(recorded[path]), found[path]) for path in kept}
     unmatched = sorted((recorded.keys() | found.keys()) - measures.keys())
@@ -170,7 +170,7 @@ def _run_step(
     state.restore()
     with context:
         result = function()
-    return {**{f"result{path}": _digest(tensor) for path, tensor in iter_paths(result)}, **state.describe()}
+    return {**{f"result{path}": _digest(tensor) for path, tensor in list_paths(result)}, **state.describe()}
 
 
 def _digest(tensor: torch.Tensor) -> bytes:
@@ -215,7 +215,7 @@ class _StepState:
             if parameter.grad is not None:
                 found[f"gradient of {name}"] = _digest(parameter.grad)
         for number, optimizer in enumerate(self._optimizers):
-            for path, tensor in iter_paths(optimizer.state_dict()["state"]):
+            for path, tensor in list_paths(optimizer.state_dict()["state"]):
                 found[f"state of optimizer {number}{path}"] = _digest(tensor)
         found["random generators"] = fingerprint(repr(self._generators.state_dict()).encode())
         return found

@@ -12,19 +12,19 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 
-from holdfast.capture.stored.events import Event, Stats
-from holdfast.capture.stored.observed import Array, build_copy, find_values, measure_values
+from holdfast.capture.stored.events import Measured, ObservedEvent
+from holdfast.capture.stored.observed import Array, build_copy
 from holdfast.capture.stored.segments import NO_ROOT, Segment, advance_root, format_leaf, parse_leaf, write_segment
+from holdfast.capture.stored.statistics import Unmeasured, measure_all
 from holdfast.json_text import Json
-from holdfast.lru import LruCache
 from holdfast.repo.handle.repository import Repository
 
 _MAX_FAILURES: Final = 3
 """After this many segments in a row that could not be written, recording stops."""
 _MAX_EVENTS: Final = 20_000
 """Limit for the events of a segment, however small they are."""
-_MAX_STATS: Final = 100_000
-"""Number of copies whose statistics are remembered for events of later segments."""
+_MAX_SMALL_BYTES: Final = 4 << 20
+"""Limit for the small tensors that wait to be measured together."""
 
 
 class Copy(NamedTuple):
@@ -33,6 +33,8 @@ class Copy(NamedTuple):
     memory: Array
     dtype: torch.dtype
     shape: tuple[int, ...]
+    measured: Measured
+    """Gets the statistics when the copy is written."""
 
 
 @dataclass(slots=True)
@@ -43,8 +45,11 @@ class PendingSegment:
     started_s: float = 0.0
     max_steps: int = 1
     """It is sealed after this many steps, if not before."""
-    events: list[Event] = field(default_factory=list)
+    events: list[ObservedEvent] = field(default_factory=list)
     copies: dict[int, Copy] = field(default_factory=dict)
+    small: list[Unmeasured] = field(default_factory=list)
+    """Small tensors that wait to be measured together."""
+    small_bytes: int = 0
     size_bytes: int = 0
     steps: int = 0
     notes: tuple[str, ...] = ()
@@ -68,7 +73,6 @@ class Spool:
     def __init__(self, repo: Repository, identity: RunIdentity, *, queue_bytes: int, bins: int = 0) -> None:
         """Write to `repo`; `queue_bytes` limits the copies in memory, `bins` is for the histograms of copies."""
         self._bins = bins
-        self._stats: LruCache[str, Stats | None] = LruCache(_MAX_STATS)
         self._repo = repo
         self._identity = identity
         self._queue_bytes = queue_bytes
@@ -80,7 +84,7 @@ class Spool:
         self._thread: threading.Thread | None = None
         self._roots: dict[int, bytes] = {}
         self._lost: set[int] = set()
-        self._unwritten: list[Event] = []
+        self._unwritten: list[ObservedEvent] = []
         self._in_a_row = 0
         self._error: Exception | None = None
         self._new_bytes = 0
@@ -92,11 +96,6 @@ class Spool:
         self._next_number += 1
         # Segments grow, so that a run which ends early, or has slow steps, loses at most about half of its steps.
         return PendingSegment(self._next_number - 1, time.monotonic(), self._sealed_steps + 1)
-
-    @property
-    def rank(self) -> int:
-        """The rank that is recorded."""
-        return self._identity.rank
 
     @property
     def new_bytes(self) -> int:
@@ -130,6 +129,16 @@ class Spool:
             self.seal(notes)
         with self._changed:
             self._changed.wait_for(lambda: self._fits(size_bytes))
+
+    def add_small(self, small: Unmeasured) -> None:
+        """Add a small tensor to those that are measured together, at the latest when the segment is written."""
+        pending = self.pending
+        pending.small.append(small)
+        pending.small_bytes += len(small.memory)
+        if pending.small_bytes > _MAX_SMALL_BYTES:
+            measure_all(pending.small, self._bins)
+            pending.small.clear()
+            pending.small_bytes = 0
 
     def add_copy(self, copy: Copy) -> str:
         """Add a copy to the pending segment, and return the name of its leaf."""
@@ -213,7 +222,7 @@ class Spool:
             if batch.is_last:
                 self._try_last(batch)
 
-    def _fail(self, batch: PendingSegment, observed: list[Event], error: Exception) -> None:
+    def _fail(self, batch: PendingSegment, observed: list[ObservedEvent], error: Exception) -> None:
         self._in_a_row += 1
         self._lost.add(batch.number)
         self._error = error
@@ -227,32 +236,26 @@ class Spool:
         except Exception as error:  # noqa: BLE001  # as above
             self._error = error
 
-    def _commit(self, batch: PendingSegment, observed: list[Event], copies: Mapping[int, Copy]) -> None:
-        for number, copy in copies.items():
-            self._measure(format_leaf(batch.number, number), copy)
-        events = [self._complete(event) for event in observed]
+    def _commit(self, batch: PendingSegment, observed: list[ObservedEvent], copies: Mapping[int, Copy]) -> None:
+        waiting = [Unmeasured(copy.measured, copy.memory.data, copy.dtype) for copy in copies.values()]
+        measure_all([*batch.small, *waiting], self._bins)
+        events = [self._drop_lost(event) for event in observed] if self._lost else observed
         roots = dict(self._roots)
         for event in events:
-            roots[event.site.step] = advance_root(roots.get(event.site.step, NO_ROOT), event)
-        steps = {event.site.step for event in events}
+            root = roots.get(event.step, NO_ROOT)
+            roots[event.step] = advance_root(root, event.step, event.facts.text, event.digest)
+        steps = {event.step for event in events}
         segment = Segment(
             *(self._identity.run, self._identity.rank, batch.number, self._identity.world, self._identity.started_s),
             *(self._identity.environment, batch.notes, {step: roots[step] for step in sorted(steps)}, batch.is_last),
         )
-        tensors = {number: build_copy(*copy) for number, copy in copies.items()}
+        tensors = {number: build_copy(copy.memory, copy.dtype, copy.shape) for number, copy in copies.items()}
         result = write_segment(self._repo, segment, events, tensors)
         self._roots, self._unwritten = roots, []
         self._in_a_row = 0
         self._new_bytes += result.new_bytes
 
-    def _measure(self, leaf: str, copy: Copy) -> None:
-        """Take the statistics of a copy, off the training thread; events of later segments may refer to it too."""
-        values = find_values(copy.memory, copy.dtype)
-        self._stats.put(leaf, None if values is None else measure_values(values, self._bins))
-
-    def _complete(self, event: Event) -> Event:
-        """Return an event with the statistics of its copy, and without a leaf if the copy could not be written."""
-        if not event.leaf:
-            return event
-        is_lost = parse_leaf(event.leaf)[0] in self._lost
-        return event._replace(stats=self._stats.get(event.leaf), leaf="" if is_lost else event.leaf)
+    def _drop_lost(self, event: ObservedEvent) -> ObservedEvent:
+        """Return an event without its leaf if the copy could not be written."""
+        is_lost = event.leaf and parse_leaf(event.leaf)[0] in self._lost
+        return event._replace(leaf="") if is_lost else event

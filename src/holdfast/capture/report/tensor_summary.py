@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from holdfast.capture.stored.events import Stats
-from holdfast.capture.stored.observed import StatsTally
+from holdfast.capture.stored.statistics import StatsTally
 
 BINS: Final = 40
 _SHOWN: Final = 64

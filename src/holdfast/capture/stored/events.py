@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Literal, NamedTuple
 
@@ -72,7 +72,7 @@ class Site(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One tensor observed at one site, on one rank. A tuple, because the recorder creates one for every tensor."""
+    """One tensor observed at one site, on one rank."""
 
     seq: int
     """Number in the order in which the rank observed its tensors: causes come before effects."""
@@ -111,3 +111,50 @@ class Event(NamedTuple):
         site = self.site
         where = f"step {site.step} {site.phase}: {site.kind}{site.path} of {site.fqn or 'the model'}"
         return f"<Event {where}, {self.dtype} {tuple(self.shape)}, {self.digest.hex()[:12]}>"
+
+
+@dataclass(slots=True, eq=False)
+class EventFacts:
+    """What an event has in common with the same event of other steps; the fields are those of `Event` and `Site`."""
+
+    phase: Phase
+    kind: EventKind
+    fqn: str
+    call: int
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    module: str = ""
+    parent: str = ""
+    recompute: bool = False
+    source: str = ""
+    placement: str = ""
+    global_shape: tuple[int, ...] = ()
+    offsets: tuple[int, ...] = ()
+    text: str = field(init=False)
+    """What the root of a step covers, after the number of the step."""
+
+    def __post_init__(self) -> None:
+        """Compute the text once: it is needed in every step."""
+        # ascii() gives the same text in every version of Python.
+        self.text = ascii((self.phase, self.kind, self.fqn, self.call, self.path, self.dtype, self.shape))[1:]
+
+
+@dataclass(slots=True, eq=False)
+class Measured:
+    """The statistics of bytes that several events may have; None until they are measured, or if there are none."""
+
+    stats: Stats | None = None
+
+
+class ObservedEvent(NamedTuple):
+    """An event as the recorder collects it. A tuple, because the recorder creates one for every tensor."""
+
+    seq: int
+    step: int
+    facts: EventFacts
+    digest: bytes
+    alias: int = -1
+    measured: Measured | None = None
+    leaf: str = ""
+    form: str = ""

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from holdfast.capture.stored.events import KINDS, PHASES, Event, Site, Stats
+from holdfast.capture.stored.events import KINDS, PHASES, Event, EventFacts, ObservedEvent, Site, Stats
 from holdfast.digest import hash_kind
 from holdfast.errors import BadName, Corrupt, NewerFormat
 from holdfast.json_text import Json
@@ -43,6 +43,8 @@ _NUMBERS: Final = (
     "form",
 )
 """The rows of the array of numbers; a text is an index into the list of texts."""
+_OWN_NUMBERS: Final = ("seq", "step", "alias", "leaf_segment", "leaf_number", "has_stats", "bins", "form")
+"""Those that events do not have in common with the same event of other steps."""
 _SHAPES: Final = {"numbers": 2, "ragged": 1, "digests": 2, "values": 2, "counts": 2, "texts": 1}
 _PHASE: Final = {phase: index for index, phase in enumerate(PHASES)}
 _KIND: Final = {kind: index for index, kind in enumerate(KINDS)}
@@ -81,7 +83,7 @@ def verify_run_name(name: str) -> str:
 
 
 def write_segment(
-    repo: Repository, segment: Segment, events: Sequence[Event], tensors: Mapping[int, torch.Tensor]
+    repo: Repository, segment: Segment, events: Sequence[ObservedEvent], tensors: Mapping[int, torch.Tensor]
 ) -> SaveResult:
     """Commit a segment; the tensors must not change until this returns."""
     tree: dict[str, Any] = {
@@ -152,18 +154,20 @@ def parse_leaf(leaf: str) -> tuple[int, int]:
     return int(segment), int(number)
 
 
-def advance_root(root: bytes, event: Event) -> bytes:
-    """Return the root of a step after one more event. Roots are equal only if all events are, in the same order."""
-    # ascii() gives the same text in every version of Python.
-    facts = ascii((*event.site, event.dtype, event.shape)).encode()
-    return hash_kind("run step", [root, facts, event.digest])
+def advance_root(root: bytes, step: int, text: str, digest: bytes) -> bytes:
+    """Return the root of a step after one more event. Roots are equal only if all events are, in the same order.
+
+    `text` is that of `EventFacts`.
+    """
+    return hash_kind("run step", (root, f"({step}, {text}".encode(), digest))
 
 
 def compute_root(events: Iterable[Event]) -> bytes:
     """Return the root of all events of a step."""
     root = NO_ROOT
     for event in events:
-        root = advance_root(root, event)
+        step, *place = event.site
+        root = advance_root(root, step, ascii((*place, event.dtype, event.shape))[1:], event.digest)
     return root
 
 
@@ -180,24 +184,32 @@ class _Texts:
         return np.frombuffer(json.dumps(list(self._indices)).encode(), dtype=np.uint8)
 
 
-def encode_events(events: Sequence[Event]) -> dict[str, np.ndarray[Any, Any]]:
+def encode_events(events: Sequence[ObservedEvent]) -> dict[str, np.ndarray[Any, Any]]:
     """Return the columns of a table of events; the rank is not stored in it."""
     texts = _Texts()
+    rows: dict[EventFacts, int] = {}
     # Numpy converts lists of Python numbers several times slower than arrays of Python.
-    numbers, ragged, counts, values = array("q"), array("q"), array("q"), array("d")
-    for event in events:
-        numbers.extend(_encode_event(event, texts))
-        ragged.extend(event.shape)
-        if event.global_shape:
-            ragged.extend((*event.global_shape, *event.offsets))
-        if event.stats is not None:
-            stats = event.stats
+    facts_numbers, own_numbers, ragged, counts, values = array("q"), array("q"), array("q"), array("q"), array("d")
+    for seq, step, facts, _, alias, measured, leaf, form in events:
+        row = rows.get(facts)
+        if row is None:
+            row = rows[facts] = len(rows)
+            facts_numbers.extend(_encode_facts(facts, texts))
+        ragged.extend(facts.shape)
+        if facts.global_shape:
+            ragged.extend((*facts.global_shape, *facts.offsets))
+        stats = None if measured is None else measured.stats
+        bins = 0
+        if stats is not None:
+            bins = len(stats.histogram)
             ragged.extend(stats.histogram)
             values.extend((stats.minimum, stats.maximum, stats.mean, stats.norm))
             counts.extend((stats.nan, stats.inf, stats.zero))
+        segment, number = parse_leaf(leaf) if leaf else (-1, -1)
+        own_numbers.extend((row, seq, step, alias, segment, number, stats is not None, bins, texts.add(form)))
     digests = np.frombuffer(b"".join([event.digest for event in events]), dtype=np.uint8)
     return {
-        "numbers": np.ascontiguousarray(np.array(numbers, dtype=np.int64).reshape(-1, len(_NUMBERS)).T),
+        "numbers": _join_numbers(facts_numbers, own_numbers),
         "ragged": np.array(ragged, dtype=np.int64),
         "digests": digests.reshape(len(events), DIGEST_BYTES),
         "values": np.array(values, dtype=np.float64).reshape(-1, 4),
@@ -206,33 +218,22 @@ def encode_events(events: Sequence[Event]) -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
-def _encode_event(event: Event, texts: _Texts) -> tuple[int, ...]:
-    site, stats = event.site, event.stats
-    segment, number = parse_leaf(event.leaf) if event.leaf else (-1, -1)
+def _join_numbers(facts_numbers: array[int], own_numbers: array[int]) -> np.ndarray[Any, Any]:
+    """Return the numbers of all events, a row for each name in `_NUMBERS`."""
+    rows, *own = np.array(own_numbers, dtype=np.int64).reshape(-1, 1 + len(_OWN_NUMBERS)).T
+    numbers = np.array(facts_numbers, dtype=np.int64).reshape(-1, len(_NUMBERS)).T[:, rows]
+    for name, found in zip(_OWN_NUMBERS, own, strict=True):
+        numbers[_NUMBERS.index(name)] = found
+    return np.ascontiguousarray(numbers)
+
+
+def _encode_facts(facts: EventFacts, texts: _Texts) -> tuple[int, ...]:
+    """Return the numbers of an event in the order of `_NUMBERS`; those in `_OWN_NUMBERS` are 0."""
     add = texts.add
     return (
-        event.seq,
-        site.step,
-        _PHASE[site.phase],
-        _KIND[site.kind],
-        add(site.fqn),
-        site.call,
-        add(site.path),
-        add(event.dtype),
-        add(event.module),
-        add(event.parent),
-        event.recompute,
-        add(event.source),
-        event.alias,
-        add(event.placement),
-        segment,
-        number,
-        len(event.shape),
-        len(event.global_shape),
-        bool(event.offsets),
-        stats is not None,
-        len(stats.histogram) if stats else 0,
-        add(event.form),
+        *(0, 0, _PHASE[facts.phase], _KIND[facts.kind], add(facts.fqn), facts.call, add(facts.path), add(facts.dtype)),
+        *(add(facts.module), add(facts.parent), facts.recompute, add(facts.source), 0, add(facts.placement), 0, 0),
+        *(len(facts.shape), len(facts.global_shape), bool(facts.offsets), 0, 0, 0),
     )
 
 

@@ -14,6 +14,7 @@ from holdfast.capture.stored.events import Level, Stats
 from holdfast.capture.stored.observed import observe
 from holdfast.capture.stored.runs import read_run
 from holdfast.capture.stored.segments import iter_segments
+from holdfast.capture.stored.statistics import measure_bytes
 from holdfast.errors import BadName, NameInUse
 from tests.kit.recorded_training import (
     Model,
@@ -185,7 +186,7 @@ def test_stats_count_nonfinite_values_separately() -> None:
 def test_stats_are_those_of_float64_for_every_dtype(dtype: torch.dtype) -> None:
     tensor = torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0]).to(dtype)
 
-    stats = observe(tensor).measure(4)
+    stats = measure_bytes(observe(tensor).data, dtype, 4)
 
     assert stats is not None
     assert stats.norm == pytest.approx(3**0.5)

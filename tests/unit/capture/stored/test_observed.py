@@ -1,15 +1,15 @@
-"""Observing tensors: bytes, digests and statistics, whatever the layout and dtype."""
+"""Observing tensors: bytes and digests, whatever the layout and dtype."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 import pytest
 import torch
 
-from holdfast.capture.stored.observed import StatsTally, build_copy, find_values, measure_values, observe
+from holdfast.capture.stored.observed import TensorInspector, build_copy, observe
 from holdfast.errors import Unsupported
 
 BASE: Final = torch.arange(6.0).reshape(2, 3)
@@ -39,64 +39,64 @@ def test_a_tensor_that_its_bytes_do_not_describe_is_refused(tensor: torch.Tensor
         observe(tensor)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int16])
-def test_bytes_become_numbers(dtype: torch.dtype) -> None:
-    observed = observe(BASE.to(dtype))
+@pytest.mark.parametrize(
+    "other", [BASE.to_sparse(), BASE.to("meta"), torch.quantize_per_tensor(BASE, 0.1, 0, torch.qint8)]
+)
+def test_a_reader_that_knows_ordinary_tensors_still_refuses_others(other: torch.Tensor) -> None:
+    inspector = TensorInspector()
+    inspector.observe(BASE)
 
-    values = find_values(np.frombuffer(observed.data, dtype=np.uint8), dtype)
-
-    assert values is not None
-    assert values.tolist() == [0, 1, 2, 3, 4, 5]
-
-
-def test_a_tally_of_blocks_has_the_statistics_of_the_whole() -> None:
-    values = np.array([1.0, -2.0, 0.0, math.nan, math.inf, -math.inf, 5.0])
-    whole, tally = measure_values(values, 0), StatsTally()
-
-    for block in (values[:3], values[3:6], values[6:], values[:0]):
-        finite = tally.add(block)
-        tally.add_sums(float(finite.sum()), float(np.square(finite).sum()))
-
-    assert tally.finish() == whole
-    assert (whole.minimum, whole.maximum, whole.mean, whole.norm) == (-2.0, 5.0, 1.0, math.sqrt(30))
-    assert (whole.nan, whole.inf, whole.zero) == (1, 2, 1)
+    with pytest.raises(Unsupported):
+        inspector.observe(other)
 
 
-def test_without_finite_values_only_the_counts_are_known() -> None:
-    stats = measure_values(np.array([math.nan, math.inf]), 4)
+def test_a_reader_that_knows_ordinary_tensors_resolves_conjugate_and_negative_views() -> None:
+    inspector, tensor = TensorInspector(), torch.tensor([1 + 2j, 3 - 4j])
+    inspector.observe(tensor)
+    inspector.observe(tensor.imag.clone())
 
-    assert (stats.nan, stats.inf, stats.zero, stats.histogram) == (1, 1, 0, ())
-    assert all(math.isnan(value) for value in (stats.minimum, stats.maximum, stats.mean, stats.norm))
-
-
-def test_squares_that_overflow_float32_are_added_in_float64() -> None:
-    stats = measure_values(np.full(4, 1e30, dtype=np.float32), 0)
-
-    assert stats.norm == pytest.approx(2e30)
+    assert inspector.observe(tensor.conj()).digest() == observe(tensor.conj().resolve_conj()).digest()
+    assert inspector.observe(tensor.conj().imag).digest() == observe(-tensor.imag).digest()
 
 
-def test_a_histogram_counts_in_equal_bins() -> None:
-    assert measure_values(np.array([0.0, 1.0, 2.0, 3.9, 4.0]), 2).histogram == (2, 3)
-    assert measure_values(np.full(5, 2.0), 2).histogram == ()
+def test_a_lasting_tensor_is_observed_as_it_is_now() -> None:
+    inspector, tensor = TensorInspector(), BASE.clone()
+    first, known = inspector.observe_lasting(tensor, None)
+    before = first.digest()
+    tensor.data.add_(1)  # changes no version
+
+    again, same = inspector.observe_lasting(tensor, known)
+
+    assert same is known
+    assert again.digest() == observe(BASE + 1).digest() != before
 
 
-@pytest.mark.parametrize("size", [1, 7, 1023, 1024, 5000, 40_000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int32])
-def test_statistics_are_those_of_float64_up_to_rounding(size: int, dtype: torch.dtype) -> None:
-    tensor = (torch.randn(size, generator=torch.Generator().manual_seed(size)) * 50).round().to(dtype)
-    exact = tensor.double()
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensor: tensor.clone(),
+        lambda tensor: tensor.reshape(3, 2),
+        lambda tensor: tensor.view(torch.int32),
+        lambda tensor: tensor[:1],
+        torch._neg_view,
+        lambda tensor: tensor.T,
+    ],
+)
+def test_a_tensor_that_is_not_what_was_known_is_observed_anew(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    inspector, tensor = TensorInspector(), torch.arange(6.0).reshape(2, 3)
+    _, known = inspector.observe_lasting(tensor, None)
+    other = change(tensor)
 
-    stats = observe(tensor).measure(8)
+    found, now = inspector.observe_lasting(other, known)
 
-    assert stats is not None
-    assert (stats.minimum, stats.maximum) == (float(exact.min()), float(exact.max()))
-    assert stats.zero == int((exact == 0).sum())
-    assert stats.mean == pytest.approx(float(exact.mean()), rel=1e-6, abs=1e-5)
-    assert stats.norm == pytest.approx(float(exact.norm()), rel=1e-6)
+    assert now is not known
+    assert (found.dtype, found.shape, found.digest()) == (other.dtype, tuple(other.shape), observe(other).digest())
 
 
-def test_a_negative_zero_counts_as_zero() -> None:
-    stats = observe(torch.tensor([-0.0, 0.0, 1.0])).measure(0)
+def test_a_storage_that_was_freed_is_not_read() -> None:
+    inspector, tensor = TensorInspector(), torch.arange(6.0)
+    _, known = inspector.observe_lasting(tensor, None)
+    tensor.untyped_storage().resize_(0)
 
-    assert stats is not None
-    assert stats.zero == 2
+    with pytest.raises(ValueError, match="of a storage that has 0"):
+        inspector.observe_lasting(tensor, known)

@@ -19,7 +19,7 @@ from holdfast.capture.stored.segments import (
 from holdfast.errors import NotFound
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import Repository, open_repository
-from tests.kit.runs_in_memory import FULL_EVENT, make_output, make_run
+from tests.kit.runs_in_memory import FULL_EVENT, as_observed, make_output, make_run
 
 
 @pytest.fixture
@@ -40,11 +40,14 @@ def write_run(
     roots: dict[int, bytes] = {}
     for number, events in enumerate(parts):
         for event in events:
-            roots[event.site.step] = advance_root(roots.get(event.site.step, NO_ROOT), event)
+            text = as_observed([event])[0].facts.text
+            roots[event.site.step] = advance_root(
+                roots.get(event.site.step, NO_ROOT), event.site.step, text, event.digest
+            )
         own_roots = {step: roots[step] for step in {event.site.step for event in events}}
         ends = is_last and number == len(parts) - 1
         segment = Segment(name, rank, number, world, 1.5, {"torch": "2"}, notes, own_roots, ends)
-        write_segment(repo, segment, events, {})
+        write_segment(repo, segment, as_observed(events), {})
 
 
 def list_seqs(run: Run, step: int, rank: int | None = None) -> list[int]:
@@ -134,7 +137,7 @@ def test_tensors_are_read_from_the_segment_that_keeps_them(repo: Repository) -> 
     tensor = torch.arange(6.0, dtype=torch.bfloat16).reshape(2, 3)
     event = make_output(0)._replace(leaf=format_leaf(0, 4))
     segment = Segment("run", 0, 0, 1, 0.0, {}, (), {0: b"root"}, is_last=True)
-    write_segment(repo, segment, [event], {4: tensor})
+    write_segment(repo, segment, as_observed([event]), {4: tensor})
 
     found = read_run(repo, "run").read_tensor(event)
 
