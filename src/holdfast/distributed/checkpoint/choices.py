@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any, TypedDict
 
 import torch.distributed as dist
@@ -95,6 +96,7 @@ def make_save_options(
     **together: Any,
 ) -> tuple[SaveOptions, World | None]:
     """Return the options of a save, and the ranks that take part; the caller has noted the `mirror` in `lineage`."""
+    _verify_known(together, "save", SaveChoices)
     options = SaveOptions(
         overwrite, metadata or {}, base, allow_pickle, grads, compression, environment, lineage, after_s=after_s
     )
@@ -118,8 +120,18 @@ def make_into_options(
     **together: Any,
 ) -> tuple[IntoOptions, World | None]:
     """Return the options of a load into a tree, and the ranks that take part."""
+    _verify_known(together, "load_into", IntoChoices)
     belief = make_since(since, check=check_target)
     options = IntoOptions(
         strict, rename or {}, cast, assign, verify, allow_pickle, replicas, atomic, progress, held, belief
     )
     return options, find_world(**together)
+
+
+def _verify_known(together: Mapping[str, Any], method: str, choices: type) -> None:
+    """Raise TypeError for an argument that no method has, and name the one that was probably meant."""
+    for name in together:
+        if name not in Together.__annotations__:
+            known = [*choices.__annotations__, "progress"]
+            meant = "".join(f"; did you mean {near!r}?" for near in get_close_matches(name, known, n=1))
+            raise TypeError(f"{method}() got an unexpected keyword argument {name!r}{meant}")

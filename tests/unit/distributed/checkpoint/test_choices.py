@@ -47,3 +47,12 @@ def test_every_choice_is_accepted_and_no_other() -> None:
     with pytest.raises(TypeError, match="overwite"):
         make_save_options(environment=True, lineage={}, overwite=True)
     assert {*SaveChoices.__annotations__} >= _OTHERS
+
+
+def test_an_argument_that_is_misspelt_is_refused_with_the_name_that_was_meant() -> None:
+    with pytest.raises(TypeError, match=r"save\(\) got an unexpected keyword argument 'compresion'; .*'compression'"):
+        make_save_options(environment=True, lineage={}, compresion="fast")
+    with pytest.raises(TypeError, match=r"load_into\(\) got an unexpected keyword argument 'sinse'; .*'since'"):
+        make_into_options(held=HeldMemory(), progress=None, sinse="v/1")
+    with pytest.raises(TypeError, match=r"save\(\) got an unexpected keyword argument 'quux'$"):
+        make_save_options(environment=True, lineage={}, quux=1)
