@@ -340,8 +340,9 @@ class Store:
         """
         from holdfast.snapshot.load.options import LoadOptions
 
-        snapshot, bar = self._open_snapshot(name), make_progress(progress)
+        bar = make_progress(progress)
         options = LoadOptions(device, only, verify, mmap, rename or {}, aliases, allow_pickle, dtype, bar)
+        snapshot = self._open_snapshot(name)
         tree = snapshot.load(options)
         self._lineage.note_loaded(snapshot.record)
         return tree

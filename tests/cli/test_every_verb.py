@@ -106,7 +106,9 @@ def verify(command: str, ran: Ran) -> None:
     assert ran.code in (0, 1), (command, ran)
     assert find_cut_lines(ran.err) == [], command
     if "--json" in command:
-        json.loads(ran.out)
+        # A verb that goes on printing has a document on each line.
+        for document in ran.out.splitlines() if command.startswith("follow ") else [ran.out]:
+            json.loads(document)
 
 
 @pytest.mark.parametrize("before", [[], ["--profile"]], ids=["plain", "--profile"])

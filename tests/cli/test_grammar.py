@@ -81,6 +81,7 @@ VERBS = [
     "ls",
     "show",
     "log",
+    "follow",
     "bisect",
     "diff",
     "put",

@@ -13,7 +13,9 @@ from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.testing.faults import Crashed, Fault, FaultyStore
 
-_LEFT_BEHIND = frozenset({"pack-unused", "manifest-unused", "record-torn", "pack-damaged", "manifest-damaged"})
+_LEFT_BEHIND = frozenset(
+    {"pack-unused", "manifest-unused", "record-torn", "pack-damaged", "manifest-damaged", "index-damaged"}
+)
 """What a publisher that dies may leave, some of it torn: no version needs it."""
 
 

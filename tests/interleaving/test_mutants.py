@@ -128,4 +128,4 @@ def test_what_a_withdrawal_brings_back_is_kept_for_it(monkeypatch: pytest.Monkey
 
 def test_without_what_was_replaced_a_withdrawal_is_noticed_to_lose_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roots, "_keep_roots", _keep_newest)
-    assert any("'old' shows NotFound" in wrong for wrong in withdraw_beside_a_collector(monkeypatch))
+    assert any("'old' shows SnapshotGone" in wrong for wrong in withdraw_beside_a_collector(monkeypatch))

@@ -314,7 +314,7 @@ FLAGS: Final = (
         under(lambda: setting(torch.get_default_dtype, torch.set_default_dtype, torch.float64), BASE),
         ("flags",),
     ),
-    Pair("threads", BASE, under(lambda: setting(torch.get_num_threads, torch.set_num_threads, 1), BASE), ("flags",)),
+    Pair("threads", BASE, under(lambda: setting(torch.get_num_threads, torch.set_num_threads, 3), BASE), ("flags",)),
     Pair(
         "precision of matmul",
         BASE,

@@ -279,8 +279,10 @@ def test_prefixes_are_replaced_as_torchs_are(state: dict[str, int], old: str, ne
     renamed = [new + key[len(old) :] if key.startswith(old) else key for key in state]
     if len(set(renamed)) == len(renamed) and old != new:
         assert outcomes == ["done", "done"]
-        # In another order: ours keeps that of the keys.
-        assert ours == theirs == dict(zip(renamed, state.values(), strict=True))
+        assert ours == dict(zip(renamed, state.values(), strict=True))
+        # In another order: ours keeps that of the keys. Torch's loses a key if a new name is also an old one.
+        if not {name for name, key in zip(renamed, state, strict=True) if name != key} & set(state):
+            assert theirs == ours
     else:
         assert outcomes[0] == "refused"
         assert ours == state

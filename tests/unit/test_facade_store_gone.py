@@ -64,6 +64,7 @@ CHANGES: Final[dict[str, Callable[[Store], object]]] = {
     "save": lambda store: store.save("new", TREE),
     "save, the same again": lambda store: store.save("b", TREE),
     "save_async": lambda store: store.save_async("new", TREE).wait(),
+    "publish": lambda store: store.publish("new", TREE),
     "delete": lambda store: store.delete("a"),
     "tag": lambda store: store.tag("new", "a"),
     "untag": lambda store: store.untag("best"),
@@ -92,7 +93,7 @@ READING: Final = frozenset(
         "diff",
     }
     | {"best", "bisect", "plan_prune", "statistics", "close", "repository", "url", "open_file", "manager"}
-    | {"export", "export_async", "verify_export"}
+    | {"export", "export_async", "verify_export", "follow"}
 )
 RECORDING: Final = frozenset({"record", "compiler"})
 """Change the store by saves and leases alone, and let no trouble with it reach the training: see below."""

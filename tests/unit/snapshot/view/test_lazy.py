@@ -77,8 +77,8 @@ def test_opening_and_listing_many_tensors_is_quick(many: MemoryStore) -> None:
     taken_s = measure_cpu_s(lambda: names.extend(Store(many).snapshot("many").keys()))
 
     assert len(names) == 10_001
-    # About 0.1 s; far more would be another algorithm.
-    assert taken_s < 1.0
+    # About 0.1 s; another algorithm would take minutes.
+    assert taken_s < 10.0
 
 
 # Names
