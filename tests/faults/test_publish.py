@@ -17,6 +17,7 @@ _LEFT_BEHIND = frozenset(
     {"pack-unused", "manifest-unused", "record-torn", "pack-damaged", "manifest-damaged", "index-damaged"}
 )
 """What a publisher that dies may leave, some of it torn: no version needs it."""
+_QUICK = (Fault.CRASH, Fault.TORN_WRITE, Fault.REPLY_LOST)
 
 
 def make_values(number: int) -> torch.Tensor:
@@ -61,7 +62,10 @@ def verify_goes_on(objects: MemoryStore) -> None:
     assert read_numbers(objects) == {newest, 9}
 
 
-@pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name.lower())
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(each, id=each.name.lower(), marks=[] if each in _QUICK else pytest.mark.slow) for each in Fault],
+)
 def test_a_publisher_that_fails_or_dies_at_any_operation_leaves_whole_versions(base: MemoryStore, fault: Fault) -> None:
     seen = set()
     for at in count(1):
