@@ -25,7 +25,7 @@ from holdfast.repo.write.shares import Shares
 _log = logging.getLogger(__name__)
 
 _RECENT_BYTES: Final = 32 << 20
-"""After so many bytes, the speed of a store that is written to while a pack is filled is measured anew."""
+"""Of a store that writes a pack while it is filled, the speed is measured again after so many bytes."""
 
 
 class Packer:

@@ -1,4 +1,4 @@
-"""Artifacts are written as variants of their key: one for each guards, replaced if it is damaged or not signed."""
+"""Artifacts are written as variants of their key, one for each set of guards; a damaged or unsigned one is replaced."""
 
 from __future__ import annotations
 
