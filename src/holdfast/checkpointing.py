@@ -24,7 +24,7 @@ from holdfast.distributed.talk.failures import is_caused_by
 from holdfast.errors import Corrupt, NotFound, RankError
 from holdfast.json_text import Json
 from holdfast.mirror.retention import keep_unmirrored
-from holdfast.repo.handle.compression import Compression
+from holdfast.repo.handle.compression import Compression, DeltaChoice
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.upkeep.prune import Keep, KeepRules, apply_prune, find_metric, make_keep, read_prune_plan
 from holdfast.snapshot.save.staging import SaveHandle
@@ -84,6 +84,8 @@ class ManagerOptions(KeepRules, total=False):
     """False to leave the space of deleted checkpoints to a later `gc`."""
     compression: Compression
     """How new bytes are stored; by default as in `holdfast.open`."""
+    delta: DeltaChoice
+    """Whether new bytes are stored as the difference from the checkpoint before; by default as in `holdfast.open`."""
     process_group: dist.ProcessGroup | None
     timeout_s: float
 
@@ -116,7 +118,7 @@ class CheckpointManager:
         self._schedule = _Schedule(options)
         self._rules = _make_rules(options)
         self._is_async, self._collects = options.get("async_", True), options.get("gc", True)
-        self._how: dict[str, Compression] = {"compression": options["compression"]} if "compression" in options else {}
+        self._how: dict[str, Any] = {name: options[name] for name in ("compression", "delta") if name in options}
         self._together = Together()
         if "process_group" in options:
             self._together["process_group"] = options["process_group"]

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from holdfast.trees.registered import Types
 
 StrPath = str | os.PathLike[str]
-_REPOSITORY_OPTIONS: Final = ("change_hints", "create", "compression")
+_REPOSITORY_OPTIONS: Final = ("change_hints", "create", "compression", "delta")
 
 
 class Store:

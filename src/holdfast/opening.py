@@ -10,7 +10,7 @@ from holdfast.facade import Store, make_store
 from holdfast.objects.disk_cache import CACHE_BYTES, DiskCache
 from holdfast.objects.storage_options import StorageOptions
 from holdfast.objects.url import verify_path
-from holdfast.repo.handle.compression import Compression
+from holdfast.repo.handle.compression import Compression, DeltaChoice
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES
 
 
@@ -24,6 +24,7 @@ def open(
     environment: bool = True,
     change_hints: bool = False,
     compression: Compression = "default",
+    delta: DeltaChoice = "auto",
     create: bool = True,
     storage_options: Mapping[str, Any] | None = None,
     mirror: str | os.PathLike[str] | None = None,
@@ -34,8 +35,7 @@ def open(
 ) -> Store:
     """Open the store at a path or URL. Opening writes nothing; the first save creates the store if there is none.
 
-    A handle changes only the store that it opened first. If that store is unmounted, moved away or replaced by another
-    one, every change raises StoreGone.
+    A handle changes only the store that it opened first: if that is unmounted or replaced, changes raise StoreGone.
 
     Args:
         url: a path, `file://...`, `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, or `memory://`
@@ -46,24 +46,24 @@ def open(
         single_writer: accept a filesystem or server where only one writer at a time is safe.
         types: enums, dataclasses, named tuples and tensor classes that trees may contain.
         environment: record host and versions with each snapshot.
-        change_hints: skip BLAKE3 for bytes that have not changed since this handle last saved them, according to
-            XXH3-128 with a secret seed. Much faster if little changes. Not safe against an attacker inside this
-            process.
+        change_hints: skip BLAKE3 for bytes that, by XXH3-128 with a secret seed, have not changed since this handle
+            saved them. Much faster if little changes. Not safe against an attacker inside this process.
         compression: of new bytes: None, "fast", "small", "auto"; "default" is "auto" in a bucket, None in a directory.
+        delta: store new bytes as their difference from the latest snapshot with the same prefix, but one save in N
+            whole: "off", N, or "auto", which is 10 with compression "fast" or "small", otherwise "off".
         create: let the first save create the store if there is none; False raises NotAStore here instead.
-        storage_options: settings of obstore for a store in the cloud, such as `endpoint`, `region` or
-            `access_key_id`. Without them, credentials come from the environment, an AWS profile or the machine. No
-            secret of them is stored, logged or pickled: another process that gets this store finds its own.
+        storage_options: settings of obstore for a bucket, such as `endpoint`, `region` or `access_key_id`. Without
+            them, credentials come from the environment, an AWS profile or the machine. None is stored or pickled.
         mirror: a second store, usually in a bucket. Each snapshot that is saved here is uploaded there in the
             background, and what is missing here is read from there. See `Store.mirror`.
         mirror_wait: whether `close` waits until the mirror has everything; a number is the longest time in seconds.
         mirror_options: what `storage_options` is for the store, for the mirror.
-        cache_dir: a local directory for manifests and chunks that were read from a bucket, so that they are not
-            downloaded again; several processes and stores may share it. A store in a directory does not need one.
+        cache_dir: a local directory that keeps what was read from a bucket; processes and stores may share it.
         cache_bytes: how much the cache may take; what was not used for longest is deleted first.
     """
     options: dict[str, Any] = {"read_only": read_only, "single_writer": single_writer}
-    options |= {"environment": environment, "change_hints": change_hints, "create": create, "compression": compression}
+    options |= {"environment": environment, "change_hints": change_hints, "create": create}
+    options |= {"compression": compression, "delta": delta}
     if storage_options is not None:
         options["storage_options"] = StorageOptions(storage_options)
     if mirror is not None:

@@ -42,9 +42,10 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
         "tqdm": "optional, and imported only for a bar that the caller asked for",
         "rich": "takes as long as all other imports together; only a bar that the caller asked for needs it",
     },
-    "repo/format/codec.py": {
+    "repo/format/codecs/codec.py": {
         "blosc2": "takes 0.2 s to import, more than all other imports; only encoded chunks need it"
     },
+    "repo/format/codecs/delta.py": {"numpy": "only deltas need it, and Blosc2 has imported it by then"},
     "objects/cloud/credentials.py": {
         "boto3": "optional, and takes 130 ms to import; only AWS profiles need it",
         "botocore": "comes with boto3",

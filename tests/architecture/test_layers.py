@@ -86,8 +86,8 @@ TORCH_FREE: Final = frozenset(
     {"", "errors", "progress", "digest", "json_text", "lru", "texts", "display"}
     | {"objects", "repo", "query", "files", "cli", "testing"}
 )
-# ... but for what exists to make process groups.
-TORCH_USERS: Final = {"testing/ranks.py"}
+# ... but for what exists to make process groups, and XOR of long buffers, by numpy.
+TORCH_USERS: Final = {"testing/ranks.py", "repo/format/codecs/delta.py"}
 
 # Foreign modules that have one home, or none.
 HOME_OF_MODULE: Final[dict[str, set[str]]] = {

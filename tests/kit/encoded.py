@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from functools import cache
 
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.source import BytesSource
@@ -16,6 +17,7 @@ CONFIGS = ["config/00000000", "config/00000001", "config/00000002"]
 """The records of a store that declares the codec: created, confirmed, declared."""
 
 
+@cache
 def halves(size_bytes: int, seed: int = 0) -> bytes:
     """Return items of two bytes, of which the upper one takes four values: they shrink by about a third."""
     low = random.Random(seed).randbytes(-(-size_bytes // 2))

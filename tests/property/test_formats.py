@@ -13,10 +13,11 @@ from holdfast.digest import Digest, hash_bytes
 from holdfast.errors import Corrupt, NewerFormat
 from holdfast.json_text import Json, canonical_json, parse_json
 from holdfast.objects.memory import MemoryStore
-from holdfast.repo.format.chunk import CHUNK_BYTES, ChunkRef, Location
+from holdfast.repo.format.chunk import CHUNK_BYTES, DELTA, RAW, Base, ChunkRef, Location
 from holdfast.repo.format.columns import ColumnType, Letter, column, decode_table, encode_table
 from holdfast.repo.format.entry import Entry, digest_snapshot
-from holdfast.repo.format.manifest import decode_manifest, encode_manifest
+from holdfast.repo.format.manifest import decode_manifest
+from holdfast.repo.format.manifest_encoding import encode_manifest
 from holdfast.repo.format.pack import PackBuilder, PackedChunk, read_footer
 from holdfast.repo.format.record import decode_record, encode_record
 from holdfast.repo.handle.index import BlockCache, Fragment, encode_fragment
@@ -38,12 +39,22 @@ LOCATIONS = st.builds(
     PACK_IDS,
     st.integers(0, (1 << 62) - 1),
     st.integers(0, (1 << 32) - 1),
-    st.integers(0, 255),
+    st.integers(0, 255).filter(lambda codec: codec != DELTA),
     st.binary(min_size=16, max_size=16),
+    st.none(),
 )
 SIZES = st.integers(1, CHUNK_BYTES)
 PACKED = st.builds(ChunkRef, DIGESTS, SIZES, LOCATIONS, st.just(b""), st.just(()))
+BASES = st.builds(Base, DIGESTS, LOCATIONS)
+DELTAS = st.tuples(PACKED, BASES).map(lambda pair: _make_delta(*pair))
 INLINE = st.binary(min_size=1, max_size=40).map(lambda data: ChunkRef(hash_bytes(data), len(data), None, data))
+
+
+def _make_delta(ref: ChunkRef, base: Base) -> ChunkRef:
+    """Return a chunk as a delta on a base of its own length, which is stored raw."""
+    assert ref.location is not None
+    raw = base.location._replace(codec=RAW, stored_bytes=ref.size_bytes)
+    return ref._replace(location=ref.location._replace(codec=DELTA, base=base._replace(location=raw)))
 
 
 @st.composite
@@ -54,7 +65,7 @@ def entries(draw: st.DrawFn) -> list[Entry]:
 
 @st.composite
 def _entries(draw: st.DrawFn, name: str) -> Entry:
-    chunks = draw(st.lists(st.one_of(PACKED, INLINE), max_size=4))
+    chunks = draw(st.lists(st.one_of(PACKED, INLINE, DELTAS), max_size=4))
     dims = draw(st.integers(0, 3))
     numbers = st.integers(-(1 << 63), (1 << 63) - 1)
     if dims:

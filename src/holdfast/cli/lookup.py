@@ -14,7 +14,7 @@ from holdfast.objects.url import open_store
 from holdfast.query.globs import Glob, is_glob, split_literal
 from holdfast.query.stored import CacheFile
 from holdfast.repo.format.layout import PREFIXES, is_reserved, natural_order
-from holdfast.repo.handle.compression import Compression
+from holdfast.repo.handle.compression import Compression, DeltaChoice
 from holdfast.repo.handle.config import verify_empty
 from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.names.listed import Listed, list_user_names
@@ -35,9 +35,11 @@ def open_to_read(url: str, output: Output) -> Repository:
     return open_repository(attach_cache(open_store(url, read_only=True), output.cache), stages=output.stages)
 
 
-def open_to_write(url: str, output: Output, *, compression: Compression = "default") -> Repository:
+def open_to_write(
+    url: str, output: Output, *, compression: Compression = "default", delta: DeltaChoice = "auto"
+) -> Repository:
     """Open a repository that this version may write to; `output` gets the time of each stage."""
-    repo = open_repository(open_store(url), stages=output.stages, compression=compression)
+    repo = open_repository(open_store(url), stages=output.stages, compression=compression, delta=delta)
     repo.verify_may_write()
     return repo
 

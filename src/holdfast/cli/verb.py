@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, NoReturn, cast
@@ -14,7 +14,7 @@ from holdfast.json_text import Json
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from holdfast.repo.handle.compression import Compression
+    from holdfast.repo.handle.compression import Compression, DeltaChoice
 
     Verbs = _SubParsersAction[ArgumentParser]
 
@@ -121,12 +121,20 @@ def add_yes(parser: ArgumentParser) -> None:
 
 
 def add_compression(parser: ArgumentParser) -> None:
-    """Add the option `--compression`."""
+    """Add the options `--compression` and `--delta`."""
     parser.add_argument(
         "--compression",
         metavar="HOW",
         choices=("none", "fast", "small", "auto"),
         help="store new bytes with none, fast, small or auto (default: auto in buckets, none in directories)",
+    )
+    parser.add_argument(
+        "--delta",
+        metavar="auto|off|N",
+        type=parse_delta,
+        default="auto",
+        help="store new bytes as the difference from the latest snapshot with the same prefix; with N, one in N is"
+        " stored whole (default: auto, which is 10 with --compression fast or small, otherwise off)",
     )
 
 
@@ -135,6 +143,15 @@ def parse_compression(text: str | None) -> Compression:
     if text is None:
         return "default"
     return None if text == "none" else cast("Compression", text)
+
+
+def parse_delta(text: str) -> DeltaChoice:
+    """Return what `--delta` gave; raises ArgumentTypeError."""
+    if text in ("auto", "off"):
+        return cast("DeltaChoice", text)
+    if not text.isdecimal() or not int(text):
+        raise ArgumentTypeError(f"it is auto, off or a number from 1 on, not {text!r}")
+    return int(text)
 
 
 def add_metadata(parser: ArgumentParser) -> None:

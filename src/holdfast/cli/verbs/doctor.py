@@ -18,9 +18,9 @@ from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import find_path, open_store
 from holdfast.repo.format.layout import CONFIG, INDEX, LEASES, MANIFESTS, PACKS
 from holdfast.repo.handle.config import (
-    CODEC_FEATURE,
     FORMAT_MAJOR,
     FORMAT_MINOR,
+    KNOWN_FEATURES,
     Config,
     read_config,
     read_unknown_prefix,
@@ -160,7 +160,7 @@ def _read_idle(store: ObjectStore) -> list[str]:
 
 def _judge_version(config: Config) -> DoctorFinding:
     version = f"format {config.major}.{config.minor}, store id {config.store_id}"
-    needed = sorted({feature for features in config.features.values() for feature in features} - {CODEC_FEATURE})
+    needed = sorted({feature for features in config.features.values() for feature in features} - KNOWN_FEATURES)
     if needed:
         return DoctorFinding("note", "format", f"{version}; it needs {', '.join(needed)} for some operations")
     if config.minor > FORMAT_MINOR:
@@ -169,6 +169,7 @@ def _judge_version(config: Config) -> DoctorFinding:
             "note", "format", f"{version}; this Holdfast knows {own} and can read it; upgrade when you can"
         )
     codec = "; chunks may be compressed, which the first versions refuse" if config.has_codec else ""
+    codec += "; chunks may be deltas" if config.has_deltas else ""
     return DoctorFinding("ok", "format", f"{version}; this Holdfast reads and writes it{codec}")
 
 

@@ -57,7 +57,7 @@ def run_put(options: Namespace, url: str, output: Output) -> int:
     """Save files as a snapshot."""
     metadata = parse_metadata(options.meta)
     verify_user_name(options.name)
-    repo = open_to_write(url, output, compression=parse_compression(options.compression))
+    repo = open_to_write(url, output, compression=parse_compression(options.compression), delta=options.delta)
     _verify_order(options.name, options.paths)
     sources = plan_sources(repo, options.paths)
     chosen = KeepOptions(metadata, overwrite=options.overwrite)

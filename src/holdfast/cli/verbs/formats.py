@@ -93,7 +93,7 @@ def run_import(options: Namespace, url: str, output: Output) -> int:
     verify_user_name(options.name)
     choices = _make_options(options)
     _announce(options, output)
-    repo = open_to_write(url, output, compression=parse_compression(options.compression))
+    repo = open_to_write(url, output, compression=parse_compression(options.compression), delta=options.delta)
     done = import_checkpoint(repo, options.source, options.name, choices, types=Types(()), progress=output.progress())
     if options.receipt:
         write_receipt(options.receipt, done.receipt)

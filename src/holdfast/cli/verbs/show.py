@@ -220,7 +220,8 @@ def _format_stored(stored: StoredBytes) -> str:
     inline = f" with {format_bytes(stored.inline_bytes)} of inline values" if stored.inline_bytes else ""
     raw = f" (raw {format_bytes(stored.raw_bytes)})" if stored.raw_bytes > stored.packed_bytes else ""
     places = f"{format_bytes(stored.packed_bytes)} in packs{raw}, {format_bytes(stored.manifest_bytes)} in the manifest"
-    return f"{format_bytes(stored.total_bytes)}: {places}{inline}"
+    bases = f"; bases of {count(stored.deltas, 'delta')}: {format_bytes(stored.base_bytes)}" if stored.deltas else ""
+    return f"{format_bytes(stored.total_bytes)}: {places}{inline}{bases}"
 
 
 def _format_fact(item: tuple[str, Json]) -> str:
@@ -359,6 +360,8 @@ def _describe(
         "stored_bytes": new.stored.total_bytes,
         "packed_bytes": new.stored.packed_bytes,
         "raw_bytes": new.stored.raw_bytes,
+        "delta_chunks": new.stored.deltas,
+        "base_bytes": new.stored.base_bytes,
         "manifest_bytes": new.stored.manifest_bytes,
         "inline_bytes": new.stored.inline_bytes,
         "environment": snapshot.environment,

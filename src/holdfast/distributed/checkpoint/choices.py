@@ -13,7 +13,7 @@ import torch.distributed as dist
 from holdfast.distributed.checkpoint.checkpoint import World, find_world
 from holdfast.json_text import Json
 from holdfast.progress import Progress
-from holdfast.repo.handle.compression import Compression
+from holdfast.repo.handle.compression import Compression, DeltaChoice
 from holdfast.repo.read.reader import Verify
 from holdfast.snapshot.into.held import HeldMemory, make_since
 from holdfast.snapshot.into.plan import IntoOptions, ReplicaMode
@@ -42,6 +42,8 @@ class PublishChoices(Together, total=False):
     """Save the gradients of tensors as well."""
     compression: Compression
     """How new bytes are stored: None, "fast", "small" or "auto"; "default" is the choice of `holdfast.open`."""
+    delta: DeltaChoice
+    """Store new bytes as the difference from the base: "auto", "off", or N (one save in N is whole)."""
     mirror: str | os.PathLike[str] | None
     """Another store, to which this snapshot is uploaded in the background (see `holdfast.open`)."""
 
@@ -91,6 +93,7 @@ def make_save_options(
     allow_pickle: bool = False,
     grads: bool = False,
     compression: Compression = "default",
+    delta: DeltaChoice | None = None,
     after_s: float = -math.inf,
     mirror: object = None,
     **together: Any,
@@ -98,7 +101,16 @@ def make_save_options(
     """Return the options of a save, and the ranks that take part; the caller has noted the `mirror` in `lineage`."""
     _verify_known(together, "save", SaveChoices)
     options = SaveOptions(
-        overwrite, metadata or {}, base, allow_pickle, grads, compression, environment, lineage, after_s=after_s
+        overwrite,
+        metadata or {},
+        base,
+        allow_pickle,
+        grads,
+        compression,
+        environment,
+        lineage,
+        after_s=after_s,
+        delta=delta,
     )
     return options, find_world(**together)
 

@@ -27,14 +27,8 @@ from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.boxes import Box, is_span, span_of, volume
 from holdfast.repo.format.entry import NO_RANK, Entry
 from holdfast.repo.format.layout import ManifestRef, manifest_key
-from holdfast.repo.format.manifest import (
-    Manifest,
-    build_table,
-    decode_manifest,
-    encode_manifest,
-    read_manifest,
-    read_verified,
-)
+from holdfast.repo.format.manifest import Manifest, decode_manifest, read_manifest, read_verified
+from holdfast.repo.format.manifest_encoding import build_table, encode_manifest
 from holdfast.repo.format.rank_manifests import Manifests, join_entry, merge
 from holdfast.repo.read.read_plan import Region
 from holdfast.repo.write.world import Ranks

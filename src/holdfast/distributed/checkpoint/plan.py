@@ -131,6 +131,7 @@ class _Planner:
             after_s=self._options.after_s,
             verify_reuse=self._options.verify_reuse,
             compression=self._options.compression,
+            delta=self._options.delta,
         )
         divergent = tuple(dict.fromkeys(self._divergent))
         if divergent:

@@ -32,6 +32,8 @@ class ColumnType:
     width: int = 1
     mandatory: bool = True
     """A reader that does not know a mandatory column must refuse the table."""
+    always: bool = True
+    """Whether every table has the column."""
 
     @property
     def row_bytes(self) -> int:
@@ -129,7 +131,7 @@ class LazyColumn(NamedTuple):
 
 
 def encode_table(head: Mapping[str, Json], columns: Mapping[str, memoryview], schema: Schema) -> bytes:
-    """Encode a table; `columns` must have every column of `schema`."""
+    """Encode a table; `columns` must have every column of `schema` that a table always has."""
     return bytes(consume_table(dict(head), dict(columns), schema))
 
 
@@ -140,6 +142,7 @@ def consume_table(
 
     A large table then needs little more than its own memory, if the caller keeps no other reference to them.
     """
+    schema = {name: kind for name, kind in schema.items() if kind.always or name in columns}
     encoded = list(iter_object(head))
     head.clear()
     head_bytes = sum(map(len, encoded))
@@ -201,7 +204,7 @@ def decode_table(
         if (letter, width) != (schema[name].letter, schema[name].width):
             raise Corrupt(f"{where}: column {name!r} has the wrong type", key=where)
         columns[name] = _copy_column(body, schema[name])
-    missing = [name for name in schema if name not in columns]
+    missing = [name for name, kind in schema.items() if kind.always and name not in columns]
     if missing or cursor.rest:
         what = f"column {missing[0]!r} is missing" if missing else "bytes after the table"
         raise Corrupt(f"{where}: {what}", key=where)

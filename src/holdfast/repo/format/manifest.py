@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from ctypes import CDLL
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, compress, repeat
 from operator import eq, mul, ne, not_, sub
@@ -13,25 +12,30 @@ from typing import Final
 
 import zstandard
 
-from holdfast.digest import DIGEST_BYTES, Buffer, Digest, hash_bytes, hash_parts
-from holdfast.errors import Corrupt, DigestMismatch, NewerFormat, NotFound, TooLarge
-from holdfast.json_text import Json, canonical_json, encode_texts
+from holdfast.digest import DIGEST_BYTES, Digest, hash_bytes
+from holdfast.errors import Corrupt, DigestMismatch, NewerFormat, NotFound
+from holdfast.json_text import Json
 from holdfast.objects.disk_cache import DiskCache
 from holdfast.objects.protocol import ObjectStore
-from holdfast.repo.format.chunk import CHUNK_BYTES, RAW, ChunkRef, Location
+from holdfast.repo.format.chunk import (
+    CHUNK_BYTES,
+    DELTA,
+    WHOLE,
+    Base,
+    ChunkRef,
+    Location,
+    has_possible_size,
+)
 from holdfast.repo.format.columns import (
     MAX_TABLE_BYTES,
     ColumnType,
-    LazyColumn,
-    Letter,
     PackedNames,
     RepeatedColumn,
     Schema,
     Table,
-    consume_table,
     decode_table,
 )
-from holdfast.repo.format.entry import NO_RANK, ChunkColumns, ChunkTable, Entry, EntryRows
+from holdfast.repo.format.entry import ChunkTable, Entry
 from holdfast.repo.format.layout import ManifestRef, PartRef, are_file_ids, manifest_key, parse_part
 
 MANIFEST_MAJOR: Final = 1
@@ -64,11 +68,15 @@ SCHEMA: Final[Schema] = {
     "chunk_xxh3": ColumnType("B", 16),
     "box": ColumnType("q"),
     "inline": ColumnType("B"),
+    # The bases of deltas: a row for each chunk that is stored as a delta, in the order of the chunks.
+    "base_digest": ColumnType("B", 32, always=False),
+    "base_pack": ColumnType("I", always=False),
+    "base_offset": ColumnType("Q", always=False),
+    "base_stored": ColumnType("I", always=False),
+    "base_codec": ColumnType("B", always=False),
+    "base_xxh3": ColumnType("B", 16, always=False),
 }
-_ZSTD_LEVEL: Final = 3
-_LARGE_BYTES: Final = 1 << 20
-"""Before a table of this size or more is compressed, freed memory is returned to the system."""
-_NO_FINGERPRINT: Final = bytes(16)
+_BASE_COLUMNS: Final = tuple(name for name in SCHEMA if name.startswith("base_"))
 
 
 def read_manifest(store: ObjectStore, ref: ManifestRef, *, cache: DiskCache | None = None) -> Manifest:
@@ -159,6 +167,13 @@ def _parse_parts(table: Table, where: str) -> tuple[PartRef, ...]:
     return tuple(parse_part(part, where=where) for part in parts)
 
 
+def _parse_since_whole(table: Table, where: str) -> int:
+    found = table.head.get("since_whole", 0)
+    if type(found) is not int or not 0 <= found < 1 << 32:
+        raise Corrupt(f"{where}: 'since_whole' is not a count", key=where)
+    return found
+
+
 def _verify_names(values: Json, where: str) -> list[str]:
     names = _verify_strings(values, "names", where)
     if len(set(names)) != len(names):
@@ -217,6 +232,8 @@ class Manifest:
         self.packs = _parse_packs(table, where)
         self.parts = _parse_parts(table, where)
         """The manifests with the chunks, if this is the root of a snapshot of several parts."""
+        self.since_whole = _parse_since_whole(table, where)
+        """How many saves in a row have stored deltas, up to this one, since one stored none; 0 if this one has none."""
         self._verify()
         # Arrays, not lists: there may be millions of entries, and a Python int takes four times the memory.
         self._chunk_ends = _sum_up(self._columns["entry_chunks"])
@@ -321,7 +338,33 @@ class Manifest:
             columns["chunk_stored"][row],
             columns["chunk_codec"][row],
             bytes(columns["chunk_xxh3"][16 * row : 16 * row + 16]),
+            self._base(self._base_rows[row]) if row in self._base_rows else None,
         )
+
+    @cached_property
+    def _base_rows(self) -> dict[int, int]:
+        """Return the row of the base for each row of a delta."""
+        if "base_pack" not in self._columns:
+            return {}
+        return {row: number for number, row in enumerate(self._iter_deltas())}
+
+    def _iter_deltas(self) -> Iterator[int]:
+        codecs = bytes(self._columns["chunk_codec"])
+        row = codecs.find(DELTA)
+        while row >= 0:
+            yield row
+            row = codecs.find(DELTA, row + 1)
+
+    def _base(self, row: int) -> Base:
+        columns = self._columns
+        location = Location(
+            self.packs[columns["base_pack"][row]],
+            columns["base_offset"][row],
+            columns["base_stored"][row],
+            columns["base_codec"][row],
+            bytes(columns["base_xxh3"][16 * row : 16 * row + 16]),
+        )
+        return Base(Digest(bytes(columns["base_digest"][32 * row : 32 * row + 32])), location)
 
     def _digest(self, row: int) -> Digest:
         return Digest(bytes(self._columns["chunk_digest"][32 * row : 32 * row + 32]))
@@ -347,6 +390,24 @@ class Manifest:
             if not isinstance(values, list) or max(columns[name], default=-1) >= len(values):
                 raise Corrupt(f"{where}: {name!r} points outside the head", key=where)
         self._verify_locations()
+        self._verify_bases()
+
+    def _verify_bases(self) -> None:
+        """Check that every delta has a base of its own length that is no delta, in a pack that is listed."""
+        columns, where = self._columns, self._where
+        deltas = list(self._iter_deltas())
+        present = [name for name in _BASE_COLUMNS if name in columns]
+        if not deltas and not present:
+            return
+        if any(len(columns.get(name, ())) != len(deltas) * SCHEMA[name].width for name in _BASE_COLUMNS):
+            raise Corrupt(f"{where}: the deltas and their bases do not add up", key=where)
+        for number, row in enumerate(deltas):
+            codec, stored = columns["base_codec"][number], columns["base_stored"][number]
+            is_listed = columns["base_pack"][number] < len(self.packs) and columns["base_offset"][number] < 1 << 62
+            if columns["chunk_pack"][row] == INLINE or not is_listed:
+                raise Corrupt(f"{where}: a delta or its base has an impossible location", key=where)
+            if codec not in WHOLE or not has_possible_size(codec, stored, columns["chunk_bytes"][row]):
+                raise Corrupt(f"{where}: the base of a delta is a delta itself, or of another length", key=where)
 
     def _verify_locations(self) -> None:
         """Check that every chunk has a possible location; uses built-ins, because there may be millions of chunks."""
@@ -385,193 +446,3 @@ class Manifest:
             adds_up = not any(compress(map(ne, spans, columns["entry_bytes"]), is_plain))
         if not adds_up:
             raise Corrupt(f"{where}: the chunks of an entry do not add up to its size", key=where)
-
-
-def encode_manifest(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef] = ()) -> bytes:
-    """Encode a manifest file; with `parts`, that of a root, whose entries have their chunks in the parts.
-
-    If `entries` are EntryRows, their chunk columns are released afterwards, so that they can be freed early.
-    """
-    # No variable refers to the columns, so each is freed as soon as it is copied.
-    table = _encode_rows(spec, entries) if isinstance(entries, EntryRows) else _encode_table(spec, entries, parts)
-    size = len(table)
-    if size > MAX_TABLE_BYTES:
-        raise TooLarge("a snapshot of so many entries, or with such a tree, is too large for one manifest")
-    if size >= _LARGE_BYTES:
-        _return_freed_memory()
-    body: Buffer
-    codec, body = ZSTD_TABLE, zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(table)
-    if size > MAX_RATIO * len(body):
-        codec, body = RAW_TABLE, table
-    del table  # before the file is joined, which takes as much memory as the body
-    header = HEADER.pack(MAGIC, MANIFEST_MAJOR, MANIFEST_MINOR, codec, size)
-    # Records refer to a manifest by the digest of its whole file. This digest also proves one without a record.
-    return b"".join([header, body, hash_parts([header, body])])
-
-
-def _return_freed_memory() -> None:
-    """Return memory to the system that was freed while columns grew; otherwise the C library keeps it.
-
-    Only glibc has a function for it; with another C library nothing is done.
-    """
-    trim = getattr(CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
-def _encode_table(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef]) -> memoryview:
-    head, columns = _list_columns(spec, entries, parts)
-    head["names"] = encode_texts(head["names"])
-    return consume_table(head, columns, SCHEMA)
-
-
-def _encode_rows(spec: Json, rows: EntryRows) -> memoryview:
-    """Encode the same table as `_encode_table`, directly from columns, without creating entries."""
-    specs, notes = _Numbers(), _Numbers()
-    names: list[str] = []
-    sizes, spec_numbers, note_numbers, aliases = array("Q"), array("I"), array("I"), array("I")
-    for source in rows.sources:
-        names.append(source.name)
-        sizes.append(source.size_bytes)
-        spec_numbers.append(specs.find(source.spec))
-        note_numbers.append(notes.find(source.note))
-        aliases.append(source.alias)
-    columns: dict[str, memoryview | LazyColumn] = {
-        "entry_bytes": memoryview(sizes),
-        "entry_chunks": _later("I", len(rows), lambda: map(sub, rows.ends, chain([0], rows.ends))),
-        "entry_spec": memoryview(spec_numbers),
-        "entry_note": memoryview(note_numbers),
-        "entry_dims": memoryview(bytes(len(rows))),
-        "entry_alias": memoryview(aliases),
-        "entry_rank": _later("I", len(rows), lambda: repeat(NO_RANK, len(rows))),
-        "box": memoryview(array("q")),
-    }
-    del sizes, spec_numbers, note_numbers, aliases
-    chunks = rows.refs.release_columns()
-    pack_ids = dict.fromkeys(at.pack_id for at in chunks.locations if at)
-    packs = {pack_id: number for number, pack_id in enumerate(pack_ids)}
-    head: dict[str, Json] = {
-        "spec": spec,
-        "names": encode_texts(names),
-        "specs": specs.values,
-        "notes": notes.values,
-        "packs": list(packs),
-        "parts": [],
-    }
-    columns |= _describe_chunks(chunks, packs)
-    del chunks, names
-    return consume_table(head, columns, SCHEMA)
-
-
-def _describe_chunks(chunks: ChunkColumns, packs: Mapping[str, int]) -> dict[str, memoryview | LazyColumn]:
-    digests, sizes, locations, inline, inline_ends = chunks
-    count = len(sizes)
-    # Inline chunks are adjacent; the offsets of others come from their locations. Mostly all are inline, or none is.
-    located = locations if packs else []
-    return {
-        "chunk_digest": memoryview(digests),
-        "chunk_bytes": memoryview(sizes),
-        "chunk_pack": _later("I", count, lambda: [packs[at.pack_id] if at else INLINE for at in locations]),
-        "chunk_offset": LazyColumn(8 * count, lambda: _overlay(_find_starts(inline_ends), located, "offset")),
-        "chunk_stored": LazyColumn(4 * count, lambda: _overlay(sizes[:], located, "stored_bytes")),
-        "chunk_codec": LazyColumn(count, lambda: _overlay(array("B", [RAW]) * count, located, "codec")),
-        "chunk_xxh3": LazyColumn(16 * count, lambda: memoryview(_join_fingerprints(located, count))),
-        "inline": memoryview(inline),
-    }
-
-
-def _later(letter: Letter, count: int, iter_values: Callable[[], Iterable[int]]) -> LazyColumn:
-    return LazyColumn(count * array(letter).itemsize, lambda: memoryview(array(letter, iter_values())))
-
-
-def _find_starts(ends: array[int]) -> array[int]:
-    starts = array("Q", [0])
-    starts.extend(ends)
-    starts.pop()
-    return starts
-
-
-def _overlay(values: array[int], locations: Sequence[Location | None], field: str) -> memoryview:
-    """Return `values`, replaced by `field` of the location for each chunk that has one."""
-    for row, at in enumerate(locations):
-        if at is not None:
-            values[row] = getattr(at, field)
-    return memoryview(values)
-
-
-def _join_fingerprints(locations: Sequence[Location | None], count: int) -> bytes:
-    if not locations:
-        return bytes(len(_NO_FINGERPRINT) * count)
-    return b"".join([at.fingerprint if at else _NO_FINGERPRINT for at in locations])
-
-
-def build_table(spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef] = ()) -> Table:
-    """Return entries as the table of a manifest."""
-    return Table(*_list_columns(spec, entries, parts))
-
-
-def _list_columns(
-    spec: Json, entries: Iterable[Entry], parts: Sequence[PartRef]
-) -> tuple[dict[str, Json], dict[str, memoryview]]:
-    columns = {name: array(kind.letter) for name, kind in SCHEMA.items() if kind.width == 1}
-    digests, prints, inline = bytearray(), bytearray(), bytearray()
-    names: list[str] = []
-    specs, notes = _Numbers(), _Numbers()
-    packs: dict[str, int] = {}
-    for entry in entries:
-        name, size_bytes, chunks, own_spec, note, dims, alias, rank = entry
-        names.append(name)
-        columns["entry_bytes"].append(size_bytes)
-        columns["entry_chunks"].append(len(chunks))
-        columns["entry_spec"].append(specs.find(own_spec))
-        columns["entry_note"].append(notes.find(note))
-        columns["entry_dims"].append(dims)
-        columns["entry_alias"].append(alias)
-        columns["entry_rank"].append(rank)
-        for digest, chunk_bytes, at, data, box in chunks:
-            digests += digest
-            columns["chunk_bytes"].append(chunk_bytes)
-            if at is None:
-                # The bytes of inline chunks are adjacent in their own column.
-                row = (INLINE, len(inline), len(data), RAW, _NO_FINGERPRINT)
-            else:
-                number = packs.setdefault(at.pack_id, len(packs))
-                row = (number, at.offset, at.stored_bytes, at.codec, at.fingerprint)
-            columns["chunk_pack"].append(row[0])
-            columns["chunk_offset"].append(row[1])
-            columns["chunk_stored"].append(row[2])
-            columns["chunk_codec"].append(row[3])
-            prints += row[4]
-            inline += data
-            columns["box"].extend(box)
-    head: dict[str, Json] = {
-        "spec": spec,
-        "names": names,
-        "specs": specs.values,
-        "notes": notes.values,
-        "packs": list(packs),
-        "parts": [part.to_json() for part in parts],
-    }
-    views = {name: memoryview(values) for name, values in columns.items()}
-    wide = {"chunk_digest": memoryview(digests), "chunk_xxh3": memoryview(prints), "inline": memoryview(inline)}
-    return head, views | wide
-
-
-class _Numbers:
-    """Numbers distinct values in the order in which they are first seen."""
-
-    def __init__(self) -> None:
-        self.values: list[Json] = []
-        # By id first, because many entries share one object. The object is kept alive, so that no other gets its id.
-        self._known: dict[int, tuple[Json, int]] = {}
-        self._encoded: dict[bytes, int] = {}
-
-    def find(self, value: Json) -> int:
-        known = self._known.get(id(value))
-        if known is None:
-            number = self._encoded.setdefault(canonical_json(value), len(self.values))
-            if number < len(self.values):
-                return number
-            self.values.append(value)
-            known = self._known[id(value)] = (value, number)
-        return known[1]

@@ -15,7 +15,7 @@ from holdfast.objects.blocks import LentBlock
 from holdfast.objects.protocol import BlockUpload, ObjectStore
 from holdfast.objects.settle import commit_settled
 from holdfast.objects.together import count_requests_at_once, iter_together
-from holdfast.repo.format.chunk import BLOSC2, CHUNK_BYTES, RAW, Location, has_possible_size
+from holdfast.repo.format.chunk import CHUNK_BYTES, DELTA, RAW, WHOLE, Location, has_possible_size
 from holdfast.repo.format.columns import ColumnType, Schema, Table, column, decode_table, encode_table
 from holdfast.repo.format.layout import is_file_id, pack_key
 from holdfast.repo.format.record import Fields
@@ -324,7 +324,7 @@ def _parse_footer(table: Table, pack_id: str, *, footer_offset: int, pack_bytes:
 def _has_possible_size(chunk: PackedChunk) -> bool:
     stored, codec = chunk.location.stored_bytes, chunk.location.codec
     # An unknown codec may not store much more than the chunk's size: a sparse file could otherwise claim any size.
-    is_known = codec in (RAW, BLOSC2)
+    is_known = codec in (*WHOLE, DELTA)
     is_possible = has_possible_size(codec, stored, chunk.size_bytes) if is_known else 0 < stored <= 2 * CHUNK_BYTES
     return is_possible and 0 < chunk.size_bytes <= CHUNK_BYTES
 

@@ -17,7 +17,8 @@ from holdfast.repo.format.boxes import Box, is_span, span_of
 from holdfast.repo.format.chunk import ChunkRef
 from holdfast.repo.format.entry import NO_RANK, Entry, digest_parts, digest_snapshot, find_shape
 from holdfast.repo.format.layout import ManifestRef
-from holdfast.repo.format.manifest import Head, Manifest, build_table, read_head, read_manifest
+from holdfast.repo.format.manifest import Head, Manifest, read_head, read_manifest
+from holdfast.repo.format.manifest_encoding import build_table
 
 SPAN_DIMS: Final = 1
 """The dims of an entry that is a span of bytes: the box of a chunk is its first byte and its size."""

@@ -9,16 +9,22 @@ from typing import Final, Literal, NamedTuple, get_args
 
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.together import count_requests_at_once
-from holdfast.repo.format.codec import CodecLevel
+from holdfast.repo.format.codecs.codec import CodecLevel
 
 Compression = Literal["default", "auto", "fast", "small"] | None
 """How new chunks are stored: None: raw; "fast": LZ4; "small": zstd; "auto": what is soonest done, chunk by chunk.
 
 "default" in `open` is "auto" for an object store and None for a directory; in a save, it is the choice of `open`.
 """
+DeltaChoice = Literal["auto", "off"] | int
+"""Whether new chunks are stored as deltas on an earlier snapshot: a number N: yes, but one save in N is whole.
+
+"auto" is 10 if chunks are compressed by "fast" or "small", otherwise "off".
+"""
 LEVELS: Final[tuple[CodecLevel, ...]] = get_args(CodecLevel)
 _CHOICES: Final = (None, *get_args(Literal["default", "auto", "fast", "small"]))
 
+_AUTO_DELTAS: Final = 10
 LEAST_PACK_BYTES: Final = 4 << 20
 """A smaller pack does not show how fast the store is: its request or its fsync takes longer than its bytes."""
 _NEWEST: Final = 0.3
@@ -48,6 +54,22 @@ def verify_compression(choice: Compression) -> None:
     """Raise ValueError unless `choice` is one."""
     if choice not in _CHOICES:
         raise ValueError(f"compression must be None, 'auto', 'fast', 'small' or 'default', not {choice!r}")
+
+
+def verify_delta(choice: DeltaChoice) -> None:
+    """Raise ValueError unless `choice` is one."""
+    is_number = isinstance(choice, int) and not isinstance(choice, bool) and choice >= 1
+    if choice not in ("auto", "off") and not is_number:
+        raise ValueError(
+            f"delta must be 'auto', 'off' or a number N from 1 on (one save in N is whole), not {choice!r}"
+        )
+
+
+def find_delta_run(choice: DeltaChoice, compression: Compression) -> int:
+    """Return how many saves in a row may store deltas before one has to be whole; 0 for none."""
+    if choice == "auto":
+        return _AUTO_DELTAS - 1 if compression in LEVELS else 0
+    return 0 if choice == "off" else choice - 1
 
 
 def choose_compression(store: ObjectStore, choice: Compression) -> Compression:

@@ -26,7 +26,9 @@ OPERATIONS: Final = ("read", "write", "collect")
 """The operations that can require a feature."""
 CODEC_FEATURE: Final = "codec-blosc2"
 """A store needs it once a chunk may have been encoded; see `codec`."""
-_KNOWN_FEATURES: Final = frozenset({CODEC_FEATURE})
+DELTA_FEATURE: Final = "delta-xor"
+"""A store needs it once a chunk may have been stored as a delta; see `delta`."""
+KNOWN_FEATURES: Final = frozenset({CODEC_FEATURE, DELTA_FEATURE})
 LIKELY: Final = (1, 2)
 """The generations of the config in most stores: the first one is written once more, to confirm it; a codec is declared
 in a third."""
@@ -65,9 +67,14 @@ class Config:
         """Whether chunks may be encoded."""
         return CODEC_FEATURE in self.features.get("read", ())
 
+    @property
+    def has_deltas(self) -> bool:
+        """Whether chunks may be stored as deltas."""
+        return DELTA_FEATURE in self.features.get("read", ())
+
     def verify_may(self, operation: str, *, url: str) -> None:
         """Raise NewerFormat unless this version supports every feature that `operation` requires."""
-        unknown = sorted(set(self.features.get(operation, ())) - _KNOWN_FEATURES)
+        unknown = sorted(set(self.features.get(operation, ())) - KNOWN_FEATURES)
         if unknown:
             raise NewerFormat(
                 f"{url} needs the feature {unknown[0]!r} to {operation}, which this Holdfast does not know: upgrade"

@@ -16,11 +16,13 @@ from holdfast.objects.disk_cache import DiskCache, ReadCacheStatistics, find_cac
 from holdfast.objects.listing import iter_objects
 from holdfast.objects.protocol import ObjectInfo, ObjectStore, PlacedStore
 from holdfast.objects.together import count_requests_at_once
+from holdfast.repo.format.chunk import BLOSC2, DELTA
 from holdfast.repo.format.layout import CONFIG, generation_key
 from holdfast.repo.format.record import Fields
-from holdfast.repo.handle.compression import Compression, Speeds, choose_compression
+from holdfast.repo.handle.compression import Compression, DeltaChoice, Speeds, choose_compression, verify_delta
 from holdfast.repo.handle.config import (
     CODEC_FEATURE,
+    DELTA_FEATURE,
     LIKELY,
     Config,
     confirm_config,
@@ -41,6 +43,8 @@ _log = logging.getLogger(__name__)
 
 _LIKELY_CONFIGS: Final = tuple(generation_key(CONFIG, generation) for generation in LIKELY)
 """The keys of the config in most stores."""
+_FEATURES: Final = {BLOSC2: (CODEC_FEATURE,), DELTA: (CODEC_FEATURE, DELTA_FEATURE)}
+"""The features that a reader of chunks with a codec must know."""
 DEFAULT_BUDGET_BYTES: Final = 256 << 20
 MIN_BUDGET_BYTES: Final = 16 << 20
 
@@ -51,8 +55,8 @@ class StoreIdentity:
     def __init__(self, store_id: str = "") -> None:
         """Expect the store `store_id`; if empty, the first store that is seen."""
         self.store_id = store_id
-        self.has_codec = False
-        """Whether this handle knows that the store's config durably declares the codec."""
+        self.declared: set[str] = set()
+        """Features that, as this handle knows, the store's config durably declares."""
         self._seen: tuple[ObjectInfo, Config] | None = None
 
     def read_config(self, store: ObjectStore) -> Config | None:
@@ -176,6 +180,8 @@ class Repository:
     """URLs of the mirrors that this handle uploads to, and what each receives: known before the first upload."""
     compression: Compression = None
     """How saves store new chunks, unless they say otherwise; not "default"."""
+    delta: DeltaChoice = "auto"
+    """Whether saves store new chunks as deltas, unless they say otherwise."""
     speeds: Speeds = field(default_factory=Speeds)
     """What was measured of the store and of codecs; "auto" decides by it."""
     hints: ChangeHints | None = None
@@ -209,11 +215,12 @@ class Repository:
         config.verify_may("write", url=self.store.url)
         return config
 
-    def declare_codec(self) -> None:
-        """Let the store say that chunks may be encoded, so that older versions refuse it; once for each handle."""
-        if not self.identity.has_codec:
-            self.identity.verify(declare_feature(self.store, CODEC_FEATURE), url=self.store.url)
-            self.identity.has_codec = True
+    def declare_codec(self, codec: int) -> None:
+        """Let the store say that chunks may have this codec, so that older versions refuse it; once for each handle."""
+        for feature in _FEATURES[codec]:
+            if feature not in self.identity.declared:
+                self.identity.verify(declare_feature(self.store, feature), url=self.store.url)
+                self.identity.declared.add(feature)
 
     def verify_same(self) -> ObjectStore:
         """Return the object store, to change it; raises StoreGone if it is not the store that was opened."""
@@ -251,6 +258,7 @@ def open_repository(
     stages: Stages | None = None,
     store_id: str = "",
     compression: Compression = "default",
+    delta: DeltaChoice = "auto",
 ) -> Repository:
     """Open a repository; raises NotAStore if there is none, unless `create` lets the first save create it.
 
@@ -267,8 +275,16 @@ def open_repository(
     counters = HandleCounters(stages=stages or Stages())
     hints = ChangeHints() if change_hints else None
     choice = choose_compression(store, compression)
+    verify_delta(delta)
     return Repository(
-        store, config, budget_bytes, counters=counters, identity=identity, compression=choice, hints=hints
+        store,
+        config,
+        budget_bytes,
+        counters=counters,
+        identity=identity,
+        compression=choice,
+        delta=delta,
+        hints=hints,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from holdfast.errors import Corrupt
 from holdfast.objects.blocks import PAGE_BYTES, copy_bytes
 from holdfast.repo.format.boxes import Box, Coordinates, is_span, overlap, relative, span_of, volume, whole
-from holdfast.repo.format.chunk import RAW, UNIT_BYTES, ChunkRef, Location, has_possible_size
+from holdfast.repo.format.chunk import DELTA, RAW, UNIT_BYTES, ChunkRef, Location, has_possible_size, iter_places
 from holdfast.repo.format.entry import Entry, find_shape, iter_boxes
 
 STRETCH_BYTES: Final = 8 << 20
@@ -84,6 +84,10 @@ class Want:
     """How many bytes are wanted."""
     scatter: Callable[[memoryview], None] | None = None
     """Copies the chunk to the buffer, if the wanted bytes are not contiguous there."""
+    under: memoryview | None = None
+    """For a delta: memory for its base, which is read first, and then becomes the chunk."""
+    of: Want | None = None
+    """For a base: the delta that it is read for."""
 
     @property
     def location(self) -> Location:
@@ -95,7 +99,9 @@ class Want:
     def is_packed(self) -> bool:
         """Return whether the chunk is in a pack, in a form that this version can read."""
         at = self.ref.location
-        return at is not None and has_possible_size(at.codec, at.stored_bytes, self.ref.size_bytes)
+        if at is None or (at.codec == DELTA) != (at.base is not None):
+            return False
+        return all(has_possible_size(each.codec, each.stored_bytes, self.ref.size_bytes) for each in iter_places(at))
 
     @property
     def is_raw(self) -> bool:
@@ -111,12 +117,36 @@ class Want:
         """Return the memory for the whole chunk; None if only a part is wanted, or it is not contiguous there."""
         return self.buffer[self.at : self.at + self.size_bytes] if self.is_whole and self.scatter is None else None
 
+    def find_base(self) -> Want:
+        """Return a want for the base of a delta: to the memory of the chunk, if all of it is wanted there."""
+        base = self.location.base
+        assert base is not None, "only deltas have one"
+        target = self.find_target()
+        self.under = memoryview(bytearray(self.ref.size_bytes)) if target is None else target
+        ref = ChunkRef(base.digest, self.ref.size_bytes, base.location)
+        return Want(self.entry, ref, self.start, self.under, 0, 0, self.ref.size_bytes, of=self)
+
     def put(self, chunk: memoryview) -> None:
         """Copy the wanted bytes of `chunk` to the buffer."""
         if self.scatter is not None:
             self.scatter(chunk)
             return
         copy_bytes(self.buffer[self.at : self.at + self.size_bytes], chunk[self.skip : self.skip + self.size_bytes])
+
+
+def cut_windows(wants: Sequence[Want], limit_bytes: int) -> Iterator[list[Want]]:
+    """Yield deltas in groups for whose bases at most `limit_bytes` of further memory are needed, or one chunk."""
+    window: list[Want] = []
+    size = 0
+    for want in wants:
+        cost = want.ref.size_bytes if want.find_target() is None else 0
+        if window and size + cost > limit_bytes:
+            yield window
+            window, size = [], 0
+        window.append(want)
+        size += cost
+    if window:
+        yield window
 
 
 def list_wants(entry: Entry, start: int, buffer: memoryview) -> list[Want]:

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from time import perf_counter
 from types import TracebackType
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, Protocol
 
 from typing_extensions import Self
 
-from holdfast.digest import fingerprint, hash_bytes, short_hex
-from holdfast.errors import Corrupt, DigestMismatch, MissingChunk, NewerFormat, NotFound, SnapshotGone, StoreError
+from holdfast.digest import Digest, fingerprint, hash_bytes
+from holdfast.errors import Corrupt, DigestMismatch, NotFound, SnapshotGone, StoreError
 from holdfast.objects.blocks import PAGE_BYTES, BlockPool
 from holdfast.objects.disk_cache import DiskCache, find_cache
 from holdfast.objects.protocol import KeepingStore, LendingStore, MappableStore, ReadInto
 from holdfast.objects.together import count_requests_at_once
 from holdfast.progress import LockedProgress, Progress
 from holdfast.repo.engine import Engine
-from holdfast.repo.format.chunk import CHUNK_BYTES, RAW, UNIT_BYTES, ChunkRef, Location, verify_chunk, verify_location
-from holdfast.repo.format.codec import decode_into, open_stored
+from holdfast.repo.format.chunk import CHUNK_BYTES, UNIT_BYTES, ChunkRef, verify_chunk
+from holdfast.repo.format.codecs.codec import decode_into, open_stored
+from holdfast.repo.format.codecs.delta import apply_delta, find_base_digest, open_delta
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import pack_key
 from holdfast.repo.format.manifest import Manifest
-from holdfast.repo.format.rank_manifests import Manifests, read_manifests, read_view
+from holdfast.repo.format.rank_manifests import Manifests, read_manifests
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, read_name
-from holdfast.repo.read.copies import Copies
+from holdfast.repo.read.any_copy import FOLLOWS, AnyCopy, StoredChunk
 from holdfast.repo.read.read_plan import (
     BLOCK_BYTES,
     DISK_RULES,
@@ -37,6 +37,7 @@ from holdfast.repo.read.read_plan import (
     Stretch,
     StretchRules,
     Want,
+    cut_windows,
     group_stretches,
     is_in_one_piece,
     list_entry_wants,
@@ -53,16 +54,6 @@ _MODES: Final[tuple[Verify, ...]] = ("full", "fast", False)
 _MAP_ALIGNMENT: Final = 16
 """The size of the largest item of a tensor."""
 _WINDOW_BYTES: Final = 64 << 20
-_FOLLOWS: Final = 8
-"""How often a snapshot that was repacked is opened again before the read fails."""
-
-
-class StoredChunk(NamedTuple):
-    """A chunk that was read and verified: its bytes, and the bytes that are stored for it."""
-
-    raw: memoryview
-    stored: memoryview
-    codec: int
 
 
 class WriteObserver(Protocol):
@@ -107,8 +98,7 @@ class SnapshotReader:
             self.manifests = read_manifests(repo.store, snapshot.manifest, cache=cache)
             manifest = self.manifests.view()
         self.manifest = manifest
-        self._copies = Copies(repo)
-        self._successor = _Successor(repo, snapshot)
+        self._any_copy = AnyCopy(repo, snapshot)
         self._store = repo.store
         self.counters = repo.counters
         self.budget_bytes = repo.budget_bytes
@@ -152,7 +142,7 @@ class SnapshotReader:
 
     def _advance(self, wants: Iterable[Want]) -> None:
         if self._progress is not None:
-            self._progress.advance(sum(want.size_bytes for want in wants))
+            self._progress.advance(sum(want.size_bytes for want in wants if want.of is None))
 
     def find_entry(self, name: str) -> Entry:
         """Return the entry called `name`; raises NotFound, which names the command that lists entries."""
@@ -198,15 +188,34 @@ class SnapshotReader:
         if watch is not None:
             for name, parts in Counter(want.entry.name for want in wants).items():
                 watch.expect(name, parts)
-        placed = []
+        placed, deltas = [], []
         for want in wants:
-            if want.is_packed:
+            if not want.is_packed:
+                self._put_chunk(want, watch)
+            elif want.location.base is None:
                 placed.append(want)
             else:
-                self._put_chunk(want, watch)
-        rules = self._plan_rules(placed)
+                deltas.append(want)
+        self._read_placed(placed, watch)
+        for window in cut_windows(deltas, self.budget_bytes // 4):
+            self._read_deltas(window, watch)
+
+    def _read_placed(self, wants: Sequence[Want], watch: WriteObserver | None) -> None:
+        rules = self._plan_rules(wants)
         run = self._engine.run_requests if self.is_distant else self._engine.run
-        run(partial(self._read_batch, watch), group_stretches(plan_stretches(placed, rules), rules))
+        run(partial(self._read_batch, watch), group_stretches(plan_stretches(wants, rules), rules))
+
+    def _read_deltas(self, wants: Sequence[Want], watch: WriteObserver | None) -> None:
+        """Read the bases of deltas to where the chunks should be, then turn each into its chunk."""
+        for want in wants:
+            if watch is not None:
+                watch.begin(want.entry.name)
+        self._read_placed([want.find_base() for want in wants], None)
+        self._read_placed([want for want in wants if want.under is not None], watch)
+        for want in wants:
+            if want.under is None:
+                self._put_chunk(want, watch)
+            want.under = None
 
     def _plan_rules(self, wants: Sequence[Want]) -> StretchRules:
         if not self.is_distant and self._kept is None:
@@ -218,7 +227,10 @@ class SnapshotReader:
 
     def _put_chunk(self, want: Want, watch: WriteObserver | None) -> None:
         """Read one chunk from any intact copy, and copy the wanted bytes into its buffer."""
-        self._put(want, self._read_chunk(want.entry, want.ref, want.start), watch)
+        if want.of is not None:
+            want.of.under = None  # the delta is then read by itself
+            return
+        self._put(want, self._any_copy.read(want.entry, want.ref, want.start).raw, watch)
 
     def map_entry(self, entry: Entry) -> memoryview | None:
         """Return a private memory map of an entry, unverified; None if it is not contiguous and aligned in one pack."""
@@ -274,7 +286,14 @@ class SnapshotReader:
     def read_stored(self, entry: Entry, position: int) -> StoredChunk:
         """Do the same, and return the stored bytes as well: they can be copied as they are."""
         start = sum(ref.size_bytes for ref in entry.chunks[:position])
-        return self._read_any(entry, entry.chunks[position], start)
+        return self._any_copy.read(entry, entry.chunks[position], start)
+
+    def read_base(self, entry: Entry, position: int, digest: Digest) -> StoredChunk:
+        """Read the base of a delta, the chunk at `position` of an entry; `digest` is that of the base."""
+        ref = entry.chunks[position]
+        base = ref.location.base if ref.location else None
+        stated = base.location if base and base.digest == digest else None
+        return self._any_copy.read_base(entry, ChunkRef(digest, ref.size_bytes, stated))
 
     def _read_batch(self, watch: WriteObserver | None, batch: Sequence[Stretch]) -> None:
         if self._lending is not None:
@@ -360,6 +379,9 @@ class SnapshotReader:
         if want.is_raw:
             want.put(part)
             return
+        if want.under is not None:
+            self._apply(want, part, want.under)
+            return
         target = want.find_target()
         if target is not None:
             self._decode(want, part, target)
@@ -372,9 +394,24 @@ class SnapshotReader:
     def _decode(self, want: Want, part: memoryview, target: memoryview) -> None:
         with self._stages.time("decode", target.nbytes):
             decode_into(part, target)
-        if self._verify == "full":
-            with self._stages.time("verify", target.nbytes):
-                verify_chunk(target, want.ref.digest, what=f"pack {want.location.pack_id}")
+        self._verify_decoded(want, target)
+
+    def _apply(self, want: Want, part: memoryview, under: memoryview) -> None:
+        """Turn the base of a chunk into the chunk; raises Corrupt if the stored bytes are not a delta on it."""
+        base = want.location.base
+        if base is None or find_base_digest(part) != base.digest:
+            raise Corrupt(f"pack {want.location.pack_id}: a delta names another base than its manifest")
+        with self._decoded.lend() as block, self._stages.time("decode", under.nbytes):
+            apply_delta(part, under, block)
+        self._verify_decoded(want, under)
+        if want.find_target() is None:
+            want.put(under)
+
+    def _verify_decoded(self, want: Want, chunk: memoryview) -> None:
+        # That a base is the right one is proven by what becomes of it.
+        if self._verify == "full" and want.of is None:
+            with self._stages.time("verify", chunk.nbytes):
+                verify_chunk(chunk, want.ref.digest, what=f"pack {want.location.pack_id}")
 
     def _end(self, want: Want, watch: WriteObserver | None) -> None:
         if watch is not None:
@@ -419,7 +456,7 @@ class SnapshotReader:
     def _find_damaged(self, stretch: Stretch, data: memoryview) -> list[Want]:
         """Return the chunks of a stretch that do not match their digests, as far as `verify` asks for that.
 
-        Encoded chunks are compared with their fingerprints, before they are decoded.
+        Encoded chunks are compared with their fingerprints, before they are decoded; bases are, too.
         """
         if self._verify is False:
             return []
@@ -430,53 +467,12 @@ class SnapshotReader:
             for want, part in stretch.iter_parts(data)
             if (
                 hash_bytes(part) != want.ref.digest
-                if is_full and want.is_raw
+                if is_full and want.is_raw and want.of is None
                 else fingerprint(part) != want.location.fingerprint
             )
         ]
         self._stages.add("verify", perf_counter() - started, data.nbytes)
         return damaged
-
-    def _read_chunk(self, entry: Entry, ref: ChunkRef, start: int) -> memoryview:
-        """Read one chunk, which begins at byte `start` of its entry, from any intact copy."""
-        if ref.location is None and hash_bytes(ref.inline) == ref.digest:
-            return memoryview(ref.inline)  # before building the error text: there may be millions of inline chunks
-        return self._read_any(entry, ref, start).raw
-
-    def _read_any(self, entry: Entry, ref: ChunkRef, start: int) -> StoredChunk:
-        chunk = f"chunk {short_hex(ref.digest)} (bytes {start} to {start + ref.size_bytes})"
-        what = f"{self.snapshot.name!r}, entry {entry.name!r}, {chunk}"
-        if ref.location is None:
-            data = memoryview(ref.inline)
-            verify_chunk(data, ref.digest, what=f"{what}, inline in its manifest")
-            return StoredChunk(data, data, RAW)
-        try:
-            return self._read_copy(ref, ref.location, what)
-        except (NotFound, Corrupt, NewerFormat, StoreError) as error:
-            # The location in a manifest is only a hint. Other snapshots or repairs may have written another copy.
-            for location in self._copies.iter_copies(ref):
-                try:
-                    return self._read_copy(ref, location, what)
-                except (NotFound, Corrupt, NewerFormat, StoreError):
-                    continue
-            if isinstance(error, NewerFormat):
-                raise
-            # Before reporting a loss: the snapshot may have been deleted or repacked, and its packs collected.
-            for location in self._successor.iter_locations(entry, ref):
-                try:
-                    return self._read_copy(ref, location, what)
-                except (NotFound, Corrupt, StoreError):
-                    continue
-            raise _describe_loss(error, what, ref.location) from error
-
-    def _read_copy(self, ref: ChunkRef, location: Location, what: str) -> StoredChunk:
-        key = pack_key(location.pack_id)
-        verify_location(location, ref.size_bytes, what=what, key=key)
-        stored = memoryview(bytearray(location.stored_bytes))
-        self._store.read_into(key, location.offset, stored)
-        chunk = StoredChunk(open_stored(location, stored, ref.size_bytes), stored, location.codec)
-        verify_chunk(chunk.raw, ref.digest, what=f"{what}, pack {location.pack_id}")
-        return chunk
 
 
 def _open_cached(want: Want, stored: memoryview) -> memoryview | None:
@@ -485,68 +481,13 @@ def _open_cached(want: Want, stored: memoryview) -> memoryview | None:
     Compares the digest, whatever `verify` says: nothing else proves a cached byte.
     """
     with suppress(Corrupt):
-        chunk = open_stored(want.location, stored, want.ref.size_bytes)
+        at = want.location
+        chunk = (
+            open_stored(at, stored, want.ref.size_bytes) if want.under is None else open_delta(at, stored, want.under)
+        )
         if hash_bytes(chunk) == want.ref.digest:
             return chunk
     return None
-
-
-def _describe_loss(error: Exception, what: str, location: Location) -> Exception:
-    """Return the error for a chunk that has no intact copy: what is lost, where it was, and what to do."""
-    key = pack_key(location.pack_id)
-    advice = "no other intact copy is in the store. Run `holdfast check --read`; restore the pack from a copy"
-    if isinstance(error, NotFound):
-        return MissingChunk(f"{what}: its pack {location.pack_id} is gone, and {advice}", key=key)
-    if isinstance(error, Corrupt):
-        return DigestMismatch(f"{what}: damaged in pack {location.pack_id}, and {advice}", key=key)
-    return StoreError(f"{what}: pack {location.pack_id} cannot be read ({error}), and {advice}", key=key)
-
-
-class _Successor:
-    """Finds chunks of a snapshot that was repacked while it is being read. Safe in any thread."""
-
-    def __init__(self, repo: Repository, snapshot: CommittedSnapshot) -> None:
-        self._store = repo.store
-        self._snapshot = snapshot
-        self._generation = snapshot.generation
-        self._manifest: Manifest | None = None
-        self._lock = threading.Lock()
-
-    def iter_locations(self, entry: Entry, ref: ChunkRef) -> Iterator[Location]:
-        """Yield the chunk's locations in later generations of the name; nothing if it was not repacked.
-
-        Raises SnapshotGone if the snapshot was deleted or overwritten: its bytes may then be collected.
-        """
-        for attempt in range(_FOLLOWS):
-            with self._lock:
-                # First the manifest that was read for another chunk: a lost pack takes many chunks with it.
-                is_known = attempt == 0 and self._manifest is not None
-                if not is_known and not self._follow():
-                    return
-                manifest = self._manifest
-            if manifest is not None:
-                chunks = manifest.find_entry(entry.name).chunks
-                yield from {at: None for other in chunks if other.digest == ref.digest and (at := other.location)}
-
-    def _follow(self) -> bool:
-        """Read the name again; return whether it has a later generation with the same content."""
-        try:
-            newest = read_name(self._store, self._snapshot.name).snapshot
-            if newest and newest.generation == self._generation:
-                return False
-            if newest and newest.digest == self._snapshot.digest:
-                self._generation, self._manifest = newest.generation, None
-                self._manifest = read_view(self._store, newest.manifest)
-                return True
-        except NotFound:
-            return True  # repacked again, and this manifest was collected: the next attempt reads a later one
-        except (Corrupt, NewerFormat, StoreError):
-            return False
-        raise SnapshotGone(
-            f"{self._snapshot.name!r} was deleted or overwritten while it was read, and its bytes were collected;"
-            " list the snapshots again",
-            name=self._snapshot.name,
-        )
 
 
 def verify_mode(verify: Verify) -> None:
@@ -568,7 +509,7 @@ def open_snapshot(
     Without `use_cache` the bytes come from the store itself, and the system need not keep them in memory.
     """
     cache = find_cache(repo.store) if use_cache else None
-    for _ in range(_FOLLOWS):
+    for _ in range(FOLLOWS):
         try:
             return SnapshotReader(repo, snapshot, verify=verify, progress=progress, cache=cache, keep=use_cache)
         except NotFound as error:

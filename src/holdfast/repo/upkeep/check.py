@@ -15,8 +15,9 @@ from holdfast.objects.protocol import ObjectInfo, ObjectStore
 from holdfast.objects.together import iter_together
 from holdfast.progress import Progress, Silent
 from holdfast.repo.engine import Engine
-from holdfast.repo.format.chunk import CHUNK_BYTES, ChunkRef, Location, has_possible_size
-from holdfast.repo.format.codec import open_stored
+from holdfast.repo.format.chunk import CHUNK_BYTES, DELTA, WHOLE, Base, ChunkRef, Location, has_possible_size
+from holdfast.repo.format.codecs.codec import open_stored
+from holdfast.repo.format.codecs.delta import find_base_digest, open_delta
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import INDEX, MANIFESTS, PACKS, manifest_key, pack_key
 from holdfast.repo.format.manifest import decode_manifest
@@ -76,6 +77,8 @@ class Checker:
         self._bad_footers: dict[str, str] = {}
         self._damaged_packs: dict[str, str] = {}
         self._damage_at: dict[PackPosition, str] = {}
+        self._read_positions: set[PackPosition] = set()
+        self._wrong_deltas: set[PackPosition] = set()
         self._used_packs: set[str] = set()
         self._used_manifests: set[str] = set()
 
@@ -166,6 +169,8 @@ class Checker:
                 self._has_unreadable = True
                 continue
             self._used_packs.update(manifests.packs)
+            if self._read:
+                self._read_deltas(manifests)
             problems += self._iter_problems(snapshot, manifests.iter_entries())
         yield from self._report(problems)
         yield from self._report_packs()
@@ -216,15 +221,45 @@ class Checker:
         at = ref.location
         if at is None:
             return "" if hash_bytes(ref.inline) == ref.digest else "its inline bytes are damaged"
+        fault = self._find_location_fault(at, ref.digest, ref.size_bytes)
+        if fault or not at.base:
+            return fault
+        fault = self._find_location_fault(at.base.location, at.base.digest, ref.size_bytes)
+        if fault:
+            base = at.base
+            return f"it is a delta, and of its base {short_hex(base.digest)} in pack {base.location.pack_id}: {fault}"
+        is_wrong = (at.pack_id, at.offset) in self._wrong_deltas
+        return "it is a delta that gives another chunk with its base" if is_wrong else ""
+
+    def _read_deltas(self, manifests: Manifests) -> None:
+        """Read the deltas of a snapshot with their bases, each once, and note those that do not give their chunk."""
+        unread: dict[PackPosition, ChunkRef] = {}
+        for ref in (ref for entry in manifests.iter_entries() for ref in entry.chunks):
+            if ref.location and ref.location.base:
+                unread[ref.location.pack_id, ref.location.offset] = ref
+        positions = [position for position in unread if position not in self._read_positions]
+        if not positions:
+            return
+
+        def is_right(position: PackPosition) -> bool:
+            ref = unread[position]
+            return ref.location is not None and self._is_intact(ref.location, ref.digest, ref.size_bytes)
+
+        with Engine("holdfast-scrub", budget_bytes=self._budget_bytes, waits=True) as engine:
+            results = engine.iter_results(is_right, ((position, 4 * CHUNK_BYTES) for position in positions))
+            self._wrong_deltas |= {position for position, right in zip(positions, results, strict=True) if not right}
+        self._read_positions.update(positions)
+
+    def _find_location_fault(self, at: Location, digest: Digest, size_bytes: int) -> str:
         if (at.pack_id, at.offset) in self._damage_at:
             return self._damage_at[at.pack_id, at.offset]
         rows = self._find_rows(at.pack_id)
         if at.pack_id in self._bad_footers:
-            if self._read and self._is_intact(at, ref.digest, ref.size_bytes):
+            if self._read and self._is_intact(at, digest, size_bytes):
                 return ""
             return f"its pack is damaged: {self._bad_footers[at.pack_id]}"
         row = rows.get(at.offset)
-        if row is None or (row.digest, row.size_bytes, row.location) != (ref.digest, ref.size_bytes, at):
+        if row is None or (row.digest, row.size_bytes, row.location) != (digest, size_bytes, at._replace(base=None)):
             return "its pack has something else at that offset"
         return ""
 
@@ -250,12 +285,30 @@ class Checker:
     def _is_intact(self, at: Location, digest: Digest, size_bytes: int) -> bool:
         if size_bytes > CHUNK_BYTES or not has_possible_size(at.codec, at.stored_bytes, size_bytes):
             return False  # sizes in a manifest are not trusted, so memory for them is bounded
-        data = memoryview(bytearray(at.stored_bytes))
         try:
-            self._store.read_into(pack_key(at.pack_id), at.offset, data)
-            return hash_bytes(open_stored(at, data, size_bytes)) == digest
+            return hash_bytes(self._open(at, size_bytes)) == digest
         except (NotFound, Corrupt, StoreError):
             return False
+
+    def _open(self, at: Location, size_bytes: int) -> memoryview:
+        """Return the raw bytes of a chunk, unverified; raises NotFound or Corrupt."""
+        data = memoryview(bytearray(at.stored_bytes))
+        self._store.read_into(pack_key(at.pack_id), at.offset, data)
+        if at.codec != DELTA:
+            return open_stored(at, data, size_bytes)
+        base = at.base or self._find_base(find_base_digest(data), size_bytes)
+        if base is None or not self._is_intact(base.location, base.digest, size_bytes):
+            raise Corrupt("the base of a delta is lost")
+        return open_delta(at, data, self._open(base.location, size_bytes))
+
+    def _find_base(self, digest: Digest, size_bytes: int) -> Base | None:
+        """Return where the base of a delta is, if only its digest is known; reads all footers."""
+        for pack_id, footer in iter_footers(self._store):
+            for row in footer.chunks:
+                is_copy = (row.digest, row.size_bytes) == (digest, size_bytes) and row.location.codec in WHOLE
+                if is_copy and (pack_id, row.location.offset) not in self._damage_at:
+                    return Base(digest, row.location)
+        return None
 
     def _report(self, problems: list[_Problem]) -> Iterator[Finding]:
         """Yield a finding for each affected chunk: a warning if the store has an intact copy, otherwise an error."""

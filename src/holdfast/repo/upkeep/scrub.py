@@ -12,8 +12,8 @@ from holdfast.errors import Corrupt, NotFound, StoreError
 from holdfast.objects.blocks import BlockPool
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.engine import Engine
-from holdfast.repo.format.chunk import BLOSC2, CHUNK_BYTES, RAW
-from holdfast.repo.format.codec import open_stored
+from holdfast.repo.format.chunk import CHUNK_BYTES, WHOLE
+from holdfast.repo.format.codecs.codec import open_stored
 from holdfast.repo.format.layout import pack_key
 from holdfast.repo.format.pack import PAGE_BYTES, Footer, PackedChunk
 from holdfast.repo.stages import Stages
@@ -119,8 +119,8 @@ def _iter_batches(sections: Iterable[PackSection]) -> Iterator[tuple[list[PackSe
 
 
 def _is_intact(stored: memoryview, chunk: PackedChunk) -> bool:
-    # A codec of a later version cannot be decoded here, but the fingerprint is that of the stored bytes.
-    if chunk.location.codec not in (RAW, BLOSC2):
+    # A delta needs its base, and a codec of a later version cannot be decoded: the fingerprint is of the stored bytes.
+    if chunk.location.codec not in WHOLE:
         return fingerprint(stored) == chunk.location.fingerprint
     try:
         return hash_bytes(open_stored(chunk.location, stored, chunk.size_bytes)) == chunk.digest

@@ -18,7 +18,9 @@ from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.together import count_requests_at_once, run_together
 from holdfast.progress import Progress, Silent
 from holdfast.repo.engine import Engine
-from holdfast.repo.format.chunk import CHUNK_BYTES, RAW, ChunkRef, Location
+from holdfast.repo.format.chunk import BLOSC2, CHUNK_BYTES, DELTA, RAW, Base, ChunkRef, Location, iter_places
+from holdfast.repo.format.codecs.codec import encode
+from holdfast.repo.format.codecs.delta import find_base_digest, find_item_bytes
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import find_shelf, manifest_key, pack_key
 from holdfast.repo.format.pack import NewChunk, choose_alignment
@@ -26,7 +28,8 @@ from holdfast.repo.format.rank_manifests import Manifests, read_manifests, read_
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.roots import is_settled
 from holdfast.repo.names.snapshots import CommittedSnapshot, NameState, read_name
-from holdfast.repo.read.reader import SnapshotReader, StoredChunk
+from holdfast.repo.read.any_copy import StoredChunk
+from holdfast.repo.read.reader import SnapshotReader
 from holdfast.repo.upkeep.usage import read_usage
 from holdfast.repo.write.existing import ExistingChunks, is_whole, read_base, read_bases
 from holdfast.repo.write.packing import Packer
@@ -97,6 +100,8 @@ def transfer_snapshot(job: Job, progress: Progress) -> Transferred:
             avoid = transaction.avoid | {pack_key(pack_id) for pack_id in job.victims or ()}
             existing = ExistingChunks(job.target, read_bases(job.target.store, job.bases), avoid=avoid)
             transfer = Transfer(reader, existing, transaction.packer, engine, Stores.of(job))
+            transfer.keeps = lambda at: job.keeps(at, avoid)
+            transfer.moves_bases = job.victims is not None
             if job.damaged:
                 bases = read_bases(job.target.store, [job.damaged])
                 transfer.salvage = ExistingChunks(job.target, bases, avoid=frozenset())
@@ -111,8 +116,11 @@ def transfer_snapshot(job: Job, progress: Progress) -> Transferred:
             )
 
             def move() -> list[ManifestPart]:
-                parts = [ManifestPart(each.spec, list(each.iter_entries())) for each in manifests.with_chunks]
-                return transfer.move(parts, progress, keeps=lambda at: job.keeps(at, avoid))
+                parts = [
+                    ManifestPart(each.spec, list(each.iter_entries()), each.since_whole)
+                    for each in manifests.with_chunks
+                ]
+                return transfer.move(parts, progress)
 
             copied = transaction.commit(draft, move, rewrite=transfer.rewrite)
             new_bytes = transfer.moved_bytes + transfer.inline_bytes
@@ -176,6 +184,10 @@ class Transfer:
         """Read from `reader`, find present chunks in `existing`, write to `packer`."""
         self.salvage: ExistingChunks | None = None
         """Finds chunks that are intact in packs of the target to which the new manifest must not refer."""
+        self.keeps: Keeps = lambda location: False
+        """Whether the new manifest may refer to a location in the old one."""
+        self.moves_bases = False
+        """Whether the base of a delta is moved with it. Otherwise a delta whose base is not there is stored whole."""
         self._stores = stores
         self.moved_bytes = 0
         self.stored_bytes = 0
@@ -190,7 +202,7 @@ class Transfer:
         self._last: _Step | None = None
         self._entries: list[Entry] = []
 
-    def move(self, parts: Sequence[ManifestPart], progress: Progress, *, keeps: Keeps) -> list[ManifestPart]:
+    def move(self, parts: Sequence[ManifestPart], progress: Progress) -> list[ManifestPart]:
         """Return `parts` with locations in the target for all their chunks; inline chunks are verified."""
         steps = []
         self._entries = [entry for part in parts for entry in part.entries]
@@ -202,7 +214,7 @@ class Transfer:
                 self.inline_bytes += step.ref.size_bytes
         for first in range(0, len(steps), self._stores.window):
             window = steps[first : first + self._stores.window]
-            self._settle(window, keeps)
+            self._settle(window)
             progress.advance(sum(step.ref.size_bytes for step in window))
         return [part._replace(entries=[_relocate(entry, self._known) for entry in part.entries]) for part in parts]
 
@@ -215,17 +227,17 @@ class Transfer:
                 if step.ref.digest in wanted:
                     steps.setdefault(step.ref.digest, step)
         for step in steps.values():
-            self._append(step, self._read(step))
+            self._append(step, _make_whole(self._read(step)))
         return [ref._replace(location=self._known[ref.digest]) for ref in refs]
 
-    def _settle(self, window: Sequence[_Step], keeps: Keeps) -> None:
+    def _settle(self, window: Sequence[_Step]) -> None:
         """Find each chunk of the window in the target, or write it there."""
         unknown: dict[Digest, _Step] = {}
         for step in window:
             at = step.ref.location
             if step.ref.digest in self._known or at is None:
                 continue
-            if keeps(at):
+            if all(map(self.keeps, iter_places(at))):
                 self._known[step.ref.digest] = at
             else:
                 unknown.setdefault(step.ref.digest, step)
@@ -239,6 +251,25 @@ class Transfer:
                 missing.append(step)
         for step, chunk in zip(missing, self._read_missing(missing), strict=True):
             self._append(step, chunk)
+
+    def _settle_base(self, step: _Step, chunk: StoredChunk) -> Base | None:
+        """Return the base of a delta in the target, moved there if that is wanted; None if the target lacks it."""
+        digest = find_base_digest(chunk.stored)
+        at = self._find_base(digest, len(chunk.raw))
+        if at is None and self.moves_bases:
+            base = _make_whole(self._reader.read_base(step.entry, step.position, digest))
+            new = NewChunk(digest, base.stored, choose_alignment(0), None, base.codec, len(base.raw))
+            at = self._known[digest] = self._write(new)
+        return None if at is None else Base(digest, at)
+
+    def _find_base(self, digest: Digest, size_bytes: int) -> Location | None:
+        """Return an intact copy of a base in the target, to which the new manifest may refer; None if it has none."""
+        known = self._known.get(digest)
+        if known is not None and known.codec != DELTA:
+            return known
+        copies = (at for at in self._existing.iter_copies(digest, size_bytes) if at.codec != DELTA)
+        reads_back = self._stores.reads_back
+        return next((at for at in copies if not reads_back or self._existing.is_copy(at, digest, size_bytes)), None)
 
     def _read_missing(self, missing: Sequence[_Step]) -> Iterable[StoredChunk]:
         if self.salvage:
@@ -268,19 +299,41 @@ class Transfer:
         return self._reader.read_stored(step.entry, step.position)
 
     def _append(self, step: _Step, chunk: StoredChunk) -> None:
-        """Append a chunk as it is stored in the source: verified, but not encoded again."""
+        """Append a chunk as it is stored in the source: verified, but not encoded again.
+
+        A delta stays one if the target has its base; otherwise it is stored whole.
+        """
+        base = self._settle_base(step, chunk) if chunk.codec == DELTA else None
+        at = step.ref.location
+        if base is not None and at is not None and at.base and at.base.digest == base.digest and self.keeps(at):
+            self._known[step.ref.digest] = at._replace(base=base)  # only the base has to be elsewhere
+            return
+        chunk = chunk if base is not None else _make_whole(chunk)
         last = self._last
         is_next = last is not None and last.entry is step.entry and last.position + 1 == step.position
         is_raw = chunk.codec == RAW
         alignment = 1 if is_next else choose_alignment(step.entry.size_bytes - step.start if is_raw else 0)
         new = NewChunk(step.ref.digest, chunk.stored, alignment, None, chunk.codec, len(chunk.raw))
+        self._known[step.ref.digest] = self._write(new)._replace(base=base)
+        self._last = step
+        self.moved_bytes += len(chunk.raw)
+
+    def _write(self, new: NewChunk) -> Location:
         (location,) = self._packer.append([new])
         # Each pack when it is durable, not all of them at the end: a copy that was cut off is continued where it was.
         self._packer.write_index()
-        self._known[step.ref.digest] = location
-        self._last = step
-        self.moved_bytes += len(chunk.raw)
         self.stored_bytes += location.stored_bytes
+        return location
+
+
+def _make_whole(chunk: StoredChunk) -> StoredChunk:
+    """Return a chunk as it is stored without a base: encoded if that makes it smaller."""
+    if chunk.codec != DELTA:
+        return chunk
+    encoded = encode(chunk.raw, "small", find_item_bytes(chunk.stored))
+    if encoded is None:
+        return StoredChunk(chunk.raw, chunk.raw, RAW)
+    return StoredChunk(chunk.raw, memoryview(encoded), BLOSC2)
 
 
 def _iter_steps(entry: Entry) -> list[_Step]:

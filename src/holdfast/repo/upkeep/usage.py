@@ -9,6 +9,7 @@ from typing import NamedTuple
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound
 from holdfast.objects.listing import list_together
 from holdfast.objects.protocol import ObjectInfo, ObjectStore
+from holdfast.repo.format.chunk import ChunkRef, iter_places
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import MANIFESTS, PACKS, pack_key
 from holdfast.repo.format.manifests_ahead import iter_manifests, take_read
@@ -132,9 +133,13 @@ class StoredBytes:
     """The bytes that one snapshot takes in the store, by place."""
 
     packed_bytes: int
-    """Its chunks in packs, each counted once."""
+    """Its chunks in packs, each counted once; without the bases of deltas."""
     raw_bytes: int
     """The same chunks before they were compressed."""
+    deltas: int
+    """How many of these chunks are deltas."""
+    base_bytes: int
+    """The bases of these deltas, as stored: chunks of earlier snapshots, which are kept as long as the deltas."""
     manifest_bytes: int
     """Its manifests: names, specs, the tree with its plain values, and small values that are stored inline."""
     inline_bytes: int
@@ -143,25 +148,39 @@ class StoredBytes:
     @property
     def total_bytes(self) -> int:
         """All of them: inline values are part of the manifests."""
-        return self.packed_bytes + self.manifest_bytes
+        return self.packed_bytes + self.base_bytes + self.manifest_bytes
 
 
 def find_stored_bytes(manifests: Manifests) -> StoredBytes:
     """Return the bytes that a snapshot takes in the store."""
-    chunks = (chunk for entry in manifests.iter_entries() for chunk in entry.chunks)
-    inline_bytes = sum(chunk.size_bytes for chunk in chunks if chunk.location is None)
-    sizes = dict(iter_positions(manifests)).values()
-    packed, raw = sum(size.stored_bytes for size in sizes), sum(size.raw_bytes for size in sizes)
-    return StoredBytes(packed, raw, manifests.size_bytes, inline_bytes)
+    inline_bytes = 0
+    own: dict[PackPosition, ChunkRef] = {}
+    for ref in (ref for entry in manifests.iter_entries() for ref in entry.chunks):
+        if ref.location is None:
+            inline_bytes += ref.size_bytes
+        else:
+            own[ref.location.pack_id, ref.location.offset] = ref
+    places = [ref.location for ref in own.values() if ref.location]
+    bases = {(at.pack_id, at.offset): at for each in places if each.base for at in [each.base.location]}
+    return StoredBytes(
+        packed_bytes=sum(at.stored_bytes for at in places),
+        raw_bytes=sum(ref.size_bytes for ref in own.values()),
+        deltas=sum(at.base is not None for at in places),
+        base_bytes=sum(at.stored_bytes for position, at in bases.items() if position not in own),
+        manifest_bytes=manifests.size_bytes,
+        inline_bytes=inline_bytes,
+    )
 
 
 def iter_positions(manifests: Manifests) -> Iterator[tuple[PackPosition, ChunkSize]]:
-    """Yield the pack id, offset and size of every chunk that a snapshot refers to; repeated ones repeatedly."""
+    """Yield the pack id, offset and size of every chunk that a snapshot needs; repeated ones repeatedly.
+
+    The bases of its deltas are among them.
+    """
     for entry in manifests.iter_entries():
         for ref in entry.chunks:
-            if ref.location:
-                size = ChunkSize(ref.location.stored_bytes, ref.size_bytes)
-                yield (ref.location.pack_id, ref.location.offset), size
+            for at in iter_places(ref.location) if ref.location else ():
+                yield (at.pack_id, at.offset), ChunkSize(at.stored_bytes, ref.size_bytes)
 
 
 def read_usage(store: ObjectStore, snapshots: Sequence[CommittedSnapshot]) -> Usage:

@@ -8,14 +8,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from holdfast.digest import Digest, fingerprint, hash_bytes
+from holdfast.digest import DIGEST_BYTES, Digest, fingerprint, hash_bytes
 from holdfast.errors import Corrupt, NewerFormat, NotFound, StoreError
 from holdfast.objects.blocks import BlockPool
 from holdfast.objects.listing import BoundedStore, iter_objects
 from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore
 from holdfast.objects.together import checks_uploads, count_requests_at_once, run_together
-from holdfast.repo.format.chunk import CHUNK_BYTES, Location, has_possible_size
-from holdfast.repo.format.codec import open_stored
+from holdfast.repo.format.chunk import CHUNK_BYTES, DELTA, Base, Location, has_possible_size, iter_places
+from holdfast.repo.format.codecs.codec import open_stored
+from holdfast.repo.format.codecs.delta import find_base_digest, open_delta
 from holdfast.repo.format.layout import (
     SNAPSHOTS,
     may_start_with,
@@ -31,7 +32,8 @@ from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.generations import read_listed
 from holdfast.repo.names.roots import is_present, iter_needed
 from holdfast.repo.names.snapshots import CommittedSnapshot, parse_snapshot
-from holdfast.repo.read.reader import StoredChunk, is_readable
+from holdfast.repo.read.any_copy import StoredChunk
+from holdfast.repo.read.reader import is_readable
 
 _KEPT_BLOCKS: Final = 8
 _BASE_CANDIDATES: Final = 8
@@ -79,15 +81,16 @@ class ExistingChunks:
     def is_intact(self, location: Location, data: memoryview) -> bool:
         """Read a copy and return whether it equals `data`; safe in any thread."""
         # The version from before the read: if the pack changes during the read, the remembered version is outdated.
-        pack = self._find_pack(location.pack_id)
+        packs = [(at, self._find_pack(at.pack_id)) for at in iter_places(location)]
         with self._blocks.lend() as block:
             chunk = self._read(location, block, len(data))
             is_same = chunk is not None and fingerprint(chunk.raw) == fingerprint(data)
-        if is_same and pack:
-            self._proven.add(location, version=pack.version)
-        else:
-            self._proven.forget(location.pack_id)
-            self.damaged_packs.add(location.pack_id)
+        for at, pack in packs:
+            if is_same and pack:
+                self._proven.add(at, version=pack.version)
+            else:  # of a delta and its base, either may be what is damaged
+                self._proven.forget(at.pack_id)
+                self.damaged_packs.add(at.pack_id)
         return is_same
 
     def read_packs(self, wanted: Iterable[tuple[Digest, int]]) -> None:
@@ -110,11 +113,13 @@ class ExistingChunks:
     def is_proven(self, location: Location) -> bool:
         """Return whether a copy is intact without being read: the store says so, or this handle verified it lately."""
         if self._is_checked:
-            return self._find_pack(location.pack_id) is not None
-        if self._turn is None:
-            self._turn = self._proven.begin_turn()
+            return all(self._find_pack(at.pack_id) is not None for at in iter_places(location))
+        turn = self._turn = self._proven.begin_turn() if self._turn is None else self._turn
+        return all(self._covers(at, turn) for at in iter_places(location))
+
+    def _covers(self, location: Location, turn: int) -> bool:
         pack = self._find_pack(location.pack_id)
-        return pack is not None and self._proven.covers(location, version=pack.version, turn=self._turn)
+        return pack is not None and self._proven.covers(location, version=pack.version, turn=turn)
 
     def _find_pack(self, pack_id: str) -> ObjectInfo | None:
         """Return the size and version of a pack, None if it is missing; asks the store once per save."""
@@ -132,17 +137,50 @@ class ExistingChunks:
         stored = block[: location.stored_bytes]
         try:
             self._store.read_into(pack_key(location.pack_id), location.offset, stored)
-            return StoredChunk(open_stored(location, stored, size_bytes), stored, location.codec)
+            if location.codec != DELTA:
+                return StoredChunk(open_stored(location, stored, size_bytes), stored, location.codec)
+            base = self._read_base(location, size_bytes)
+            return None if base is None else StoredChunk(open_delta(location, stored, base), stored, DELTA)
         except (NotFound, Corrupt, StoreError):
             return None  # an unreadable sector counts as damage: the chunk is written again, and the save succeeds
+
+    def _read_base(self, location: Location, size_bytes: int) -> memoryview | None:
+        """Return the bytes of the base of a delta; None if they are not those that it names."""
+        if location.base is None:
+            return None
+        at = location.base.location
+        stored = memoryview(bytearray(at.stored_bytes))
+        self._store.read_into(pack_key(at.pack_id), at.offset, stored)
+        raw = open_stored(at, stored, size_bytes)
+        return raw if hash_bytes(raw) == location.base.digest else None
 
     def _iter_candidates(self, digest: Digest, size_bytes: int) -> Iterator[Location]:
         for base, rows in self._bases:
             if digest in rows:
                 yield base.location(rows[digest])
-        yield from self._index.find(digest, size_bytes)
+        for at in self._index.find(digest, size_bytes):
+            found = self._find_base(at, size_bytes) if at.codec == DELTA else at
+            if found is not None:
+                yield found
+
+    def _find_base(self, location: Location, size_bytes: int) -> Location | None:
+        """Return the location of a delta with that of its base, which the index does not state; None if it has none."""
+        head = memoryview(bytearray(DIGEST_BYTES))
+        if pack_key(location.pack_id) in self._avoid:
+            return None
+        try:
+            self._store.read_into(pack_key(location.pack_id), location.offset, head)
+        except (NotFound, Corrupt, StoreError):
+            return None
+        digest = find_base_digest(head)
+        copies = (at for at in self._index.find(digest, size_bytes) if at.codec != DELTA)
+        usable = next((at for at in copies if self._is_present(at, size_bytes)), None)
+        return None if usable is None else location._replace(base=Base(digest, usable))
 
     def _is_usable(self, location: Location, size_bytes: int) -> bool:
+        return all(self._is_present(at, size_bytes) for at in iter_places(location))
+
+    def _is_present(self, location: Location, size_bytes: int) -> bool:
         is_possible = has_possible_size(location.codec, location.stored_bytes, size_bytes)
         if pack_key(location.pack_id) in self._avoid or not is_possible:
             return False
@@ -162,17 +200,19 @@ def read_bases(store: ObjectStore, candidates: Sequence[CommittedSnapshot | None
     return [manifest for found in manifests.values() for manifest in found]
 
 
-def read_base(repo: Repository, name: str, *, listed: Sequence[ObjectInfo] | None = None) -> CommittedSnapshot | None:
+def read_base(
+    repo: Repository, name: str, *, listed: Sequence[ObjectInfo] | None = None, is_needed: bool = False
+) -> CommittedSnapshot | None:
     """Return the newest snapshot under the same prefix as `name`: most likely the previous step.
 
     A handle that has not saved under the prefix yet would have to list all names. It does so only if `listed` has them
-    already, or if the index is empty: otherwise the index finds the chunks.
+    already, if the index is empty, or if the base `is_needed`: otherwise the index finds the chunks.
     """
     remembered = repo.recent.find(name)
     if remembered:
         return remembered
     if listed is None:
-        if count_requests_at_once(repo.store) > 1 or len(repo.index):
+        if not is_needed and (count_requests_at_once(repo.store) > 1 or len(repo.index)):
             return None
         listed = list(iter_objects(repo.store, SNAPSHOTS))
     prefix = split_prefix(name)

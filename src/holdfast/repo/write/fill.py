@@ -13,15 +13,24 @@ from holdfast.errors import SourceChanged
 from holdfast.objects.blocks import BlockPool, LentBlock, copy_bytes
 from holdfast.progress import Progress
 from holdfast.repo.engine import Engine
-from holdfast.repo.format.chunk import BLOSC2, CHUNK_BYTES, INLINE_BYTES, RAW, ChunkRef, Location
-from holdfast.repo.format.codec import CodecLevel
+from holdfast.repo.format.chunk import (
+    BLOSC2,
+    CHUNK_BYTES,
+    DELTA,
+    INLINE_BYTES,
+    RAW,
+    Base,
+    ChunkRef,
+    Location,
+    iter_places,
+)
 from holdfast.repo.format.entry import ChunkRows
 from holdfast.repo.format.pack import LINE_BYTES, NewChunk, choose_alignment
 from holdfast.repo.format.source import SourceChunk, iter_groups
 from holdfast.repo.handle.remembered import HINTED_BYTES, ChangeHints
 from holdfast.repo.read.read_plan import READ_COST_BYTES
 from holdfast.repo.stages import Stages
-from holdfast.repo.write.encoding import ChunkEncoder
+from holdfast.repo.write.encoding import ChunkEncoder, Way
 from holdfast.repo.write.existing import ExistingChunks
 from holdfast.repo.write.packing import Packer
 
@@ -52,6 +61,8 @@ class HashedChunk(NamedTuple):
     """The bytes to store instead, if the chunk was encoded; empty if it does not shrink, and is stored raw."""
     encoded_print: bytes = b""
     """The fingerprint of these bytes."""
+    base: Base | None = None
+    """The base, if these bytes are a delta."""
 
 
 class HashedBatch(NamedTuple):
@@ -94,7 +105,7 @@ class Hasher:
         self._batch_bytes = batch_bytes
         self._staged_bytes = staged_bytes if engine.budget_bytes >= _STAGED_BUDGET_BYTES else None
         self._hints = hints
-        self._encoder = None if encoder is None or encoder.is_off else encoder
+        self.encoder = encoder
         # Room for gaps: they take less than an eighth, except between chunks from the middle of many sources. A batch
         # that does not fit is hashed without being staged.
         largest_bytes = max(batch_bytes, CHUNK_BYTES)
@@ -103,7 +114,7 @@ class Hasher:
     @property
     def encodes(self) -> bool:
         """Whether new chunks may be encoded."""
-        return self._encoder is not None
+        return self.encoder is not None and not self.encoder.is_off
 
     def iter_batches(self, chunks: Iterable[SourceChunk]) -> Iterator[HashedBatch]:
         """Yield all chunks in order, in batches, while the next batches are read and hashed in the background."""
@@ -112,7 +123,7 @@ class Hasher:
             if is_small:
                 yield from map(self._hash_batch, alike)
             else:
-                copies = 1 if self._encoder is None else 2  # the encoded bytes are in memory, too
+                copies = self.encoder.copies if self.encoder else 1
                 sized = ((batch, copies * _count_bytes(batch)) for batch in alike)
                 yield from self.engine.iter_results(self._stage_or_hash, sized)
 
@@ -124,10 +135,10 @@ class Hasher:
     def _stage_or_hash(self, batch: Sequence[SourceChunk]) -> HashedBatch:
         if self.new_share < _STAGED_SHARE:
             return self._hash_batch(batch)
-        if self._encoder is not None:
-            levels = [self._encoder.choose(chunk.stop - chunk.start, chunk.source.item_bytes) for chunk in batch]
-            if any(levels):
-                return self._hash_batch(batch, levels)
+        if self.encoder is not None and self.encodes:
+            ways = [self.encoder.choose(chunk.stop - chunk.start, chunk.source.item_bytes) for chunk in batch]
+            if any(ways):
+                return self._hash_batch(batch, ways)
         least = self._staged_bytes
         if least is None or _count_bytes(batch) < least:
             return self._hash_batch(batch)
@@ -135,41 +146,41 @@ class Hasher:
 
     def encode_new(self, items: Sequence[HashedChunk]) -> list[HashedChunk]:
         """Return chunks that turned out to be new; those that were not encoded yet are encoded now, on all cores."""
-        encoder = self._encoder
-        if encoder is None:
+        encoder = self.encoder
+        if encoder is None or encoder.is_off:
             return list(items)
-        levels = [
+        ways = [
             None if item.encoded is not None else encoder.choose(len(item.data), item.chunk.source.item_bytes)
             for item in items
         ]
         # Only what has to be encoded: it waits until the batches that are hashed ahead are done.
-        wanted = ((pair, len(pair[0].data)) for pair in zip(items, levels, strict=True) if pair[1])
+        wanted = ((pair, (encoder.copies - 1) * len(pair[0].data)) for pair in zip(items, ways, strict=True) if pair[1])
         encoded = self.engine.iter_results(lambda pair: self._encode(*pair), wanted)
-        return [item if level is None else next(encoded) for item, level in zip(items, levels, strict=True)]
+        return [item if way is None else next(encoded) for item, way in zip(items, ways, strict=True)]
 
-    def _encode(self, item: HashedChunk, level: CodecLevel | None) -> HashedChunk:
+    def _encode(self, item: HashedChunk, way: Way | None) -> HashedChunk:
         """Encode a chunk; raises SourceChanged if its bytes are no longer those that were hashed."""
-        if level is None or self._encoder is None:
+        if way is None or self.encoder is None:
             return item
-        encoded = self._encoder.encode(item.data, level, item.chunk.source.item_bytes)
-        if encoded is None:
+        encoded, base = self.encoder.encode(item.chunk, item.data, way)
+        if not encoded:
             return item._replace(encoded=b"")
         is_same = hash_bytes(item.data) == item.digest if item.fingerprint is None else _has_print(item)
         if not is_same:
             raise _make_changed(item)
-        return item._replace(encoded=encoded, encoded_print=fingerprint(encoded))
+        return item._replace(encoded=encoded, encoded_print=fingerprint(encoded), base=base)
 
-    def _hash_batch(self, batch: Sequence[SourceChunk], levels: Sequence[CodecLevel | None] = ()) -> HashedBatch:
-        """Hash chunks, and encode each by its level, if there are levels, while it is in the CPU cache."""
+    def _hash_batch(self, batch: Sequence[SourceChunk], ways: Sequence[Way | None] = ()) -> HashedBatch:
+        """Hash chunks, and encode each in its way, if there are ways, while it is in the CPU cache."""
         seconds = 0.0
         items = []
-        for chunk, level in zip_longest(batch, levels):
+        for chunk, way in zip_longest(batch, ways):
             started = perf_counter()
             data = _read(chunk)
             before = fingerprint(data) if self.new_share else None
             item = HashedChunk(chunk, data, self._hash(chunk, data), before)
             seconds += perf_counter() - started
-            items.append(item if level is None else self._encode(item, level))
+            items.append(item if way is None else self._encode(item, way))
         self._stages.add("hash", seconds, _count_bytes(batch))
         return HashedBatch(items)
 
@@ -248,8 +259,9 @@ class Filler:
         damaged, self._existing.damaged_packs = self._existing.damaged_packs, set()
         if damaged:
             # Damage is seldom a single chunk. Others of the same pack may have been reused without being read.
-            used = ((digest, at) for digest, at in self._known.items() if at.pack_id in damaged)
-            self.lost |= {digest for digest, at in used if not self._is_copy(digest, at)}
+            for digest, at in self._known.items():
+                if any(place.pack_id in damaged for place in iter_places(at)) and not self._is_copy(digest, at):
+                    self.lost.add(digest)
         if not self.lost:
             return refs
         found = {ref.digest: (chunk, ref) for chunk, ref in zip(chunks, refs, strict=True) if ref.digest in self.lost}
@@ -269,6 +281,8 @@ class Filler:
 
     def rewrite(self, chunks: Sequence[SourceChunk], expected: Sequence[ChunkRef]) -> list[ChunkRef]:
         """Write chunks again whose stored copies must not be reused, even if the store has other copies."""
+        if self._hasher.encoder is not None:
+            self._hasher.encoder.deltas = None  # the bases may be what must not be used
         for ref in expected:
             self._known.pop(ref.digest, None)
             self.lost.discard(ref.digest)
@@ -310,11 +324,13 @@ class Filler:
         size_bytes = sum([len(item.data) for item in items])
         with self._stages.time("append", size_bytes):
             locations = self._packer.append(self._align(items), block=block)
+        known = {}
         for item, location in zip(items, locations, strict=True):
             if not item.encoded and not _is_what_was_hashed(item, location):
                 raise _make_changed(item)
             self.stored_bytes += location.stored_bytes
-        self._note_known(items, {item.digest: at for item, at in zip(items, locations, strict=True)})
+            known[item.digest] = location._replace(base=item.base) if item.base else location
+        self._note_known(items, known)
         self._last = items[-1].chunk
         self.new_bytes += size_bytes
 
@@ -322,13 +338,14 @@ class Filler:
         """Choose alignments: a chunk that follows the one before it in the same source needs no gap."""
         chunks: list[NewChunk] = []
         last = self._last
-        for chunk, data, digest, known, is_ours, encoded, encoded_print in items:
+        for chunk, data, digest, known, is_ours, encoded, encoded_print, base in items:
             alignment = _choose_alignment(chunk, last)
             if encoded:
                 # Nobody maps encoded bytes, so they need no page of their own.
                 stored = memoryview(encoded)
                 place = min(alignment, LINE_BYTES)
-                chunks.append(NewChunk(digest, stored, place, encoded_print, BLOSC2, len(data)))
+                codec = DELTA if base else BLOSC2
+                chunks.append(NewChunk(digest, stored, place, encoded_print, codec, len(data)))
             else:
                 chunks.append(NewChunk(digest, data, alignment, known if is_ours else None))
             last = chunk

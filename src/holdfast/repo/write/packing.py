@@ -39,12 +39,13 @@ class Packer:
         *,
         proven: VerifiedChunks | None = None,
         speeds: Speeds | None = None,
-        declare_codec: Callable[[], object] = bool,
+        declare_codec: Callable[[int], object] = bool,
     ) -> None:
         """Write packs to the store of `index` under `lease`, the first one when a chunk is appended.
 
         Packs that are durable are added to `proven`, unless the store proves what it keeps; how long they took, to
-        `speeds`. `declare_codec` is called before the first encoded chunk: it makes older versions refuse the store.
+        `speeds`. `declare_codec` is called before the first chunk of each codec: it makes older versions refuse the
+        store.
         """
         self._store = index.store
         self._index = index
@@ -53,7 +54,7 @@ class Packer:
         self._proven = None if checks_uploads(self._store) else proven
         self._speeds = speeds or Speeds()
         self._declare_codec = declare_codec
-        self._is_declared = False
+        self._declared = {RAW}
         self._sending = PacksInFlight(shares.packs_in_flight)
         self._write_s = 0.0
         self._recent_bytes, self._recent_s = 0, 0.0
@@ -64,10 +65,10 @@ class Packer:
     def append(self, chunks: Sequence[NewChunk], *, block: LentBlock | None = None) -> list[Location]:
         """Append chunks, to a new pack if the open one is full; return their locations. See `append_chunks`."""
         self.keep_alive()
-        if not self._is_declared and any(chunk.codec != RAW for chunk in chunks):
+        for codec in {chunk.codec for chunk in chunks} - self._declared:
             # Durable before any pack or manifest that needs it is visible.
-            self._declare_codec()
-            self._is_declared = True
+            self._declare_codec(codec)
+            self._declared.add(codec)
         if self._open is not None and self._open.is_full:
             pack, self._open = self._open, None
             self._note_durable(self._sending.send(self._time(pack)))

@@ -31,7 +31,7 @@ from holdfast.json_text import Json
 from holdfast.objects.ahead import Ahead
 from holdfast.objects.settle import create_settled
 from holdfast.objects.together import count_requests_at_once, run_together
-from holdfast.repo.format.chunk import ChunkRef, Location
+from holdfast.repo.format.chunk import ChunkRef, Location, iter_places
 from holdfast.repo.format.entry import Entry, EntryRows, count_bytes, digest_parts, digest_snapshot
 from holdfast.repo.format.layout import (
     ManifestRef,
@@ -43,7 +43,8 @@ from holdfast.repo.format.layout import (
     pack_key,
     parse_part,
 )
-from holdfast.repo.format.manifest import encode_manifest, read_manifest
+from holdfast.repo.format.manifest import read_manifest
+from holdfast.repo.format.manifest_encoding import encode_manifest
 from holdfast.repo.handle.index import apply_merge, merge_tiers, plan_merge
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.generations import list_generations
@@ -74,6 +75,8 @@ class ManifestPart(NamedTuple):
 
     spec: Json
     entries: Sequence[Entry]
+    since_whole: int = 0
+    """See `Manifest.since_whole`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +326,9 @@ class Transaction:
 
     def _write_manifest(self, part: ManifestPart) -> PartRef:
         digest = digest_snapshot(part.spec, part.entries)
-        return PartRef(self._create_manifest(encode_manifest(part.spec, part.entries)), digest)
+        return PartRef(
+            self._create_manifest(encode_manifest(part.spec, part.entries, since_whole=part.since_whole)), digest
+        )
 
     def _read_entries(self, part: ManifestPart, ref: PartRef) -> Sequence[Entry]:
         """Return the entries of a part after its manifest was written; writing empties rows, so these are read back."""
@@ -335,7 +340,7 @@ class Transaction:
             raise LeaseLost(f"{self._purpose}: a garbage collection has removed what it wrote; save again") from error
 
     def _create_root(self, root: ManifestPart, refs: Sequence[PartRef]) -> ManifestRef:
-        return self._create_manifest(encode_manifest(*root, refs))
+        return self._create_manifest(encode_manifest(root.spec, root.entries, refs))
 
     def _create_manifest(self, data: bytes) -> ManifestRef:
         ref = ManifestRef(new_file_id(self.lease_id), hash_bytes(data), len(data))
@@ -348,7 +353,7 @@ class Transaction:
         # Renew before reading marks. The renewal proves that no collector has fenced this save. A mark that is not
         # seen now is published later, so its collector finds this lease alive and waits for it.
         if root:
-            digest = digest_parts(*root, [ref.digest for ref in refs])
+            digest = digest_parts(root.spec, root.entries, [ref.digest for ref in refs])
             works: list[Callable[[], ManifestRef | None]] = [partial(self._create_root, root, refs), self._renew_lease]
             manifest, _ = run_together(self._store, works)
             assert manifest is not None, "created just now"
@@ -373,9 +378,8 @@ class Transaction:
 
     def _is_stale(self, ref: ChunkRef, marked: frozenset[str]) -> bool:
         # The lease was renewed just now, so collectors still spare all that was written under it.
-        if ref.location is None or ref.location.pack_id.startswith(self.lease_id):
-            return False
-        return pack_key(ref.location.pack_id) in marked
+        packs = [at.pack_id for at in iter_places(ref.location)] if ref.location else []
+        return any(not pack_id.startswith(self.lease_id) and pack_key(pack_id) in marked for pack_id in packs)
 
     def _find_time(self, draft: Draft) -> float:
         if draft.time_s is not None:

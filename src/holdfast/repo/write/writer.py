@@ -29,11 +29,18 @@ from holdfast.objects.protocol import ObjectInfo
 from holdfast.progress import Progress, Silent
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import INLINE_BYTES, ChunkRef
+from holdfast.repo.format.codecs.codec import CodecLevel
 from holdfast.repo.format.entry import NO_RANK, ChunkRows, Entry, EntryRows, digest_parts, digest_snapshot, repeat_rows
 from holdfast.repo.format.layout import find_shelf, verify_name
 from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.format.source import Source, SourceChunk, SourceChunks
-from holdfast.repo.handle.compression import Compression, verify_compression
+from holdfast.repo.handle.compression import (
+    Compression,
+    DeltaChoice,
+    find_delta_run,
+    verify_compression,
+    verify_delta,
+)
 from holdfast.repo.handle.config import Config
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.roots import is_settled
@@ -45,6 +52,7 @@ from holdfast.repo.names.snapshots import (
     read_name,
     read_snapshot,
 )
+from holdfast.repo.write.deltas import DeltaEncoder
 from holdfast.repo.write.encoding import ChunkEncoder
 from holdfast.repo.write.existing import ExistingChunks, is_whole, list_names, read_base, read_bases
 from holdfast.repo.write.fill import Filler, Hasher
@@ -153,6 +161,8 @@ class Request:
     sent (`checked_uploads`), check only that it is present."""
     compression: Compression = "default"
     """How new chunks are stored; "default": as the repository was opened."""
+    delta: DeltaChoice | None = None
+    """Whether new chunks are stored as deltas on the base; None: as the repository was opened."""
     watch: Callable[[Sequence[Entry]], None] | None = None
     """Called with the entries of this process when all their bytes have been read, perhaps more than once. The entries
     are valid during the call."""
@@ -218,6 +228,7 @@ class _Saving:
         self._entries: Sequence[Entry] = ()
         self._listed: Sequence[ObjectInfo] | None = None
         self._config: Config | None = None
+        self._since_whole = 0
         ranks.all_gather("prepare", self._prepare)
         state = ranks.broadcast("name", self._read_state)
         self._is_in_use, self._next_generation = state
@@ -270,7 +281,7 @@ class _Saving:
         """Compare the content of all ranks with the name's current snapshot; on the coordinator."""
         request, current, store = self._request, self._state.snapshot, self._repo.store
         assert current is not None, "the name is in use"
-        digest = digest_parts(*request.root, digests) if request.root else digests[0]
+        digest = digest_parts(request.root.spec, request.root.entries, digests) if request.root else digests[0]
         if digest != current.digest or canonical_json(request.metadata) != canonical_json(current.metadata):
             raise NameInUse(
                 f"{request.name!r} is in use and holds other content; nothing was written."
@@ -305,7 +316,7 @@ class _Saving:
                 def write() -> list[ManifestPart]:
                     refs[:] = [filler().fill(self._chunks, self._progress)]
                     self._progress.advance(sum(request.sources[position].size_bytes for position in request.repeats))
-                    return [ManifestPart(request.spec, _build_entries(request, refs[0]))]
+                    return [ManifestPart(request.spec, _build_entries(request, refs[0]), self._since_whole)]
 
                 def rewrite(stale: Sequence[ChunkRef]) -> list[ChunkRef]:
                     by_digest = dict(zip(refs[0].iter_digests(), self._chunks, strict=True))
@@ -343,7 +354,7 @@ class _Saving:
         else:
             # Ranks that have not read the state of the name have not listed the names.
             listed = self._listed if self._ranks.is_coordinator else list_names(repo, request.name)
-            base = read_base(repo, request.name, listed=listed)
+            base = read_base(repo, request.name, listed=listed, is_needed=self._delta_run > 0)
         current = self._state.snapshot if self._ranks.is_coordinator else None
         return read_bases(repo.store, [current, base])
 
@@ -356,11 +367,32 @@ class _Saving:
 
         @functools.cache
         def make() -> Filler:
-            existing = ExistingChunks(repo, bases.result(), avoid=transaction.avoid)
-            stages = repo.counters.stages
+            manifests, avoid, stages = bases.result(), transaction.avoid, repo.counters.stages
+            self._allow_deltas(manifests, avoid)
+            existing = ExistingChunks(repo, manifests, avoid=avoid)
             return Filler(self._hasher, existing, transaction.packer, stages, verify_reuse=request.verify_reuse)
 
         return make
+
+    @property
+    def _delta_run(self) -> int:
+        """How many saves in a row may store deltas; 0 for none."""
+        repo, request = self._repo, self._request
+        compression = repo.compression if request.compression == "default" else request.compression
+        return find_delta_run(repo.delta if request.delta is None else request.delta, compression)
+
+    def _allow_deltas(self, manifests: Sequence[Manifest], avoid: frozenset[str]) -> None:
+        """Let new chunks be stored as deltas on the snapshot with these manifests, unless this save has to be whole."""
+        encoder = self._hasher.encoder
+        since_whole = 1 + max([manifest.since_whole for manifest in manifests], default=self._delta_run)
+        if encoder is None or since_whole > self._delta_run:
+            return
+        boxes = {position: place.boxes for position, place in self._request.places.items() if place.dims}
+        level: CodecLevel = "fast" if encoder.choice == "fast" else "small"
+        repo, self._since_whole = self._repo, since_whole
+        encoder.deltas = DeltaEncoder(
+            repo.store, manifests, repo.counters.stages, avoid=avoid, level=level, boxes=boxes
+        )
 
     def _verify_room(self) -> None:
         """Raise StoreFull before writing if the new bytes do not fit; hashes everything only if that is uncertain."""
@@ -386,6 +418,8 @@ class _Saving:
 
 def _verify_request(request: Request) -> Request:
     """Raise if the request could not be read back; return it with a normalized name and an encoded spec."""
+    if request.delta is not None:
+        verify_delta(request.delta)
     names = _verify_sources(request)
     for name in names:
         if not name.isascii():

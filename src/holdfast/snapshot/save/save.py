@@ -17,7 +17,7 @@ from holdfast.errors import Unsupported
 from holdfast.json_text import EncodedJson, Json
 from holdfast.progress import Progress
 from holdfast.repo.format.source import Source
-from holdfast.repo.handle.compression import Compression
+from holdfast.repo.handle.compression import Compression, DeltaChoice
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.write.writer import Request, SaveResult, save
 from holdfast.snapshot.gc_pause import is_small, pause_gc
@@ -46,6 +46,8 @@ class SaveOptions:
     verify_reuse: bool = True
     after_s: float = -math.inf
     """The commit time is later than this, whatever the clock says."""
+    delta: DeltaChoice | None = None
+    """Whether new chunks are stored as deltas; None: as the store was opened."""
 
 
 class Leaves(NamedTuple):
@@ -95,6 +97,7 @@ def make_request(name: str, tree: object, options: SaveOptions, types: Types) ->
         after_s=options.after_s,
         verify_reuse=options.verify_reuse,
         compression=options.compression,
+        delta=options.delta,
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 import holdfast.repo.handle.config as module
 from holdfast.errors import NewerFormat, NotAStore, StoreError, StoreGone
 from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.chunk import BLOSC2
 from holdfast.repo.handle.config import CODEC_FEATURE, create_config, declare_feature, read_config
 from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.generations import read_newest
@@ -44,7 +45,7 @@ def test_it_is_declared_once_and_made_durable_by_whoever_finds_it(store: MemoryS
 def test_two_that_declare_at_the_same_time_agree(
     store: MemoryStore, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_KNOWN_FEATURES", frozenset({CODEC_FEATURE, "another"}))
+    monkeypatch.setattr(module, "KNOWN_FEATURES", frozenset({CODEC_FEATURE, "another"}))
     create_config(store)
 
     class Racing(Watched):
@@ -66,7 +67,7 @@ def test_an_older_version_refuses_the_store(store: MemoryStore, monkeypatch: pyt
     create_config(store)
     opened = open_repository(store)
     declare_feature(store, CODEC_FEATURE)
-    monkeypatch.setattr(module, "_KNOWN_FEATURES", frozenset())
+    monkeypatch.setattr(module, "KNOWN_FEATURES", frozenset())
     expected = "needs the feature 'codec-blosc2' to read, which this Holdfast does not know: upgrade"
     with pytest.raises(NewerFormat, match=expected):
         open_repository(store)
@@ -97,7 +98,7 @@ def test_a_handle_declares_nothing_in_another_store(store: MemoryStore) -> None:
         store.delete(key)
     create_config(store)
     with pytest.raises(StoreGone):
-        repo.declare_codec()
+        repo.declare_codec(BLOSC2)
 
 
 def test_a_config_that_never_rests_is_an_error(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:

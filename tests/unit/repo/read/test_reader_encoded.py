@@ -85,8 +85,8 @@ def forge(repo: Repository, stored: bytes, codec: int, raw: bytes) -> Entry:
 
 
 def test_an_unknown_codec_is_refused(encoded: Repository) -> None:
-    entry = forge(encoded, b"x" * 100, 2, bytes(5000))
-    with SnapshotReader(encoded, snapshot_of(encoded, "a")) as reader, pytest.raises(NewerFormat, match="codec 2"):
+    entry = forge(encoded, b"x" * 100, 3, bytes(5000))
+    with SnapshotReader(encoded, snapshot_of(encoded, "a")) as reader, pytest.raises(NewerFormat, match="codec 3"):
         reader.read_into(entry, 0, memoryview(bytearray(5000)))
 
 

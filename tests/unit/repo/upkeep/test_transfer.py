@@ -53,7 +53,8 @@ def places(entries: list[Entry]) -> list[Location | None]:
 
 
 def move(transfer: Transfer, entries: Sequence[Entry], progress: Progress, *, keeps: Keeps) -> list[Entry]:
-    (part,) = transfer.move([ManifestPart(None, entries)], progress, keeps=keeps)
+    transfer.keeps = keeps
+    (part,) = transfer.move([ManifestPart(None, entries)], progress)
     return list(part.entries)
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.chunk import BLOSC2, RAW
-from holdfast.repo.format.codec import LEAST_BYTES
+from holdfast.repo.format.codecs.codec import LEAST_BYTES
+from holdfast.repo.format.source import BytesSource, cut_sources
 from holdfast.repo.handle.compression import LEAST_PACK_BYTES, Compression, Speeds
 from holdfast.repo.stages import Stages
 from holdfast.repo.write.encoding import ChunkEncoder
@@ -49,8 +50,9 @@ def test_auto_asks_what_was_measured() -> None:
 
 def test_what_an_encoding_takes_is_a_stage() -> None:
     encoder, stages = make("fast")
-    assert encoder.encode(memoryview(halves(MIB)), "fast", 2) is not None
-    assert encoder.encode(memoryview(noise(MIB)), "fast", 2) is None
+    (chunk,) = cut_sources([BytesSource("w", bytes(MIB), item_bytes=2)])
+    assert encoder.encode(chunk, memoryview(halves(MIB)), "fast").stored
+    assert not encoder.encode(chunk, memoryview(noise(MIB)), "fast").stored
     assert (stages.read()["encode"].calls, stages.read()["encode"].size_bytes) == (2, 2 * MIB)
 
 

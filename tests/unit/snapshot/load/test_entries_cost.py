@@ -14,7 +14,7 @@ from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.chunk import ChunkRef, Location
 from holdfast.repo.format.entry import ChunkRows, EntryRows
-from holdfast.repo.format.manifest import encode_manifest
+from holdfast.repo.format.manifest_encoding import encode_manifest
 from holdfast.repo.format.source import BytesSource, cut_sources
 from holdfast.snapshot.load import batches as batches_module
 from holdfast.snapshot.load.batches import SmallTensors

@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.digest import fingerprint
 from holdfast.errors import Corrupt, NewerFormat
-from holdfast.repo.format.chunk import BLOSC2, CHUNK_BYTES, RAW, Location, has_possible_size, verify_location
-from holdfast.repo.format.codec import (
+from holdfast.repo.format.chunk import BLOSC2, CHUNK_BYTES, DELTA, RAW, Location, has_possible_size, verify_location
+from holdfast.repo.format.codecs.codec import (
     HEADER,
     ITEM_SIZES,
     LEAST_BYTES,
@@ -161,7 +161,7 @@ def test_damaged_bytes_do_not_reach_the_library(monkeypatch: pytest.MonkeyPatch)
     stored = encoded(DATA)
     at = Location(PACK_ID, 64, len(stored), BLOSC2, fingerprint(stored))
     assert bytes(open_stored(at, memoryview(stored), len(DATA))) == DATA
-    monkeypatch.setattr("holdfast.repo.format.codec.decode", None)
+    monkeypatch.setattr("holdfast.repo.format.codecs.codec.decode", None)
     with pytest.raises(Corrupt, match="is damaged"):
         open_stored(at, memoryview(flip(stored, 100)), len(DATA))
 
@@ -174,9 +174,13 @@ def test_raw_bytes_are_returned_as_they_are() -> None:
 def test_a_location_states_a_known_codec_and_a_possible_size() -> None:
     assert has_possible_size(RAW, 10, 10)
     assert has_possible_size(BLOSC2, 9, 10)
-    assert not any(has_possible_size(*each) for each in ((RAW, 9, 10), (BLOSC2, 10, 10), (BLOSC2, 0, 10), (2, 9, 10)))
-    with pytest.raises(NewerFormat, match="codec 2, which this Holdfast does not know"):
-        verify_location(Location(PACK_ID, 64, 9, 2, b""), 10, what="x", key="k")
+    assert has_possible_size(DELTA, 33, 40)
+    assert not any(
+        has_possible_size(*each)
+        for each in ((RAW, 9, 10), (BLOSC2, 10, 10), (BLOSC2, 0, 10), (DELTA, 32, 40), (3, 9, 10))
+    )
+    with pytest.raises(NewerFormat, match="codec 3, which this Holdfast does not know"):
+        verify_location(Location(PACK_ID, 64, 9, 3, b""), 10, what="x", key="k")
     with pytest.raises(Corrupt, match="10 bytes are stored instead of 10"):
         verify_location(Location(PACK_ID, 64, 10, BLOSC2, b""), 10, what="x", key="k")
 
