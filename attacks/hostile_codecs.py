@@ -68,7 +68,7 @@ CODEC_ATTACKS: Final[dict[str, Callable[[Nest], None]]] = {
     "blocks of 2 GiB": plant(change(make_honest(), 8, 2**31 - 1, width="<I")),
     "items of 255 bytes": plant(change(make_honest(), 3, 255)),
     "items of no bytes": plant(change(make_honest(), 3, 0)),
-    "an unknown codec": plant(make_honest(), codec=2),
+    "an unknown codec": plant(make_honest(), codec=3),
     "an unknown compressor": plant(change(make_honest(), 2, 0x65)),
     "a compressor of a plug-in": plant(change(make_honest(), 2, 0xC5)),
     "a filter of a plug-in": plant(change(make_honest(), 21, 34)),

@@ -164,12 +164,43 @@ def save_codecs(path: Path) -> None:
         store.gc(Rules(min_age_s=0.0))
 
 
+def make_trained(step: int) -> dict[str, torch.Tensor]:
+    """Return weights of which each step changes the lowest bits of some numbers, and noise of which it changes all."""
+    weights = make_weights(0)
+    count = torch.arange(weights["bfloat16"].numel())
+    flips = ((count * 2_654_435_761 + 97) % 100 < 3 * step).to(torch.int16)
+    return {
+        **weights,
+        "bfloat16": (weights["bfloat16"].view(torch.int16) ^ flips).view(torch.bfloat16),
+        "float32": (weights["float32"].flatten().view(torch.int32) ^ flips[:20_000].to(torch.int32))
+        .view(torch.float32)
+        .reshape(20, 1000),
+        "noise": make_weights(step)["noise"],
+        "step": torch.tensor(step),
+    }
+
+
+def save_deltas(path: Path) -> None:
+    """Save steps as deltas by every codec, on encoded and on raw bases; some bases belong to no snapshot any more."""
+    with holdfast.open(path, environment=False) as store:
+        store.save("run/0", make_trained(0), compression="small")
+        store.save("run/1", make_trained(1), compression="small")
+        store.save("run/2", make_trained(2), compression="fast")
+        store.save("run/3", make_trained(3), compression=None, delta=10)
+        store.save("whole", make_trained(4), compression="small", delta="off")
+        store.save("raw/0", make_trained(5), compression=None)
+        store.save("raw/1", make_trained(6), compression=None, delta=2)
+        store.delete("run/0")
+        store.gc(Rules(min_age_s=0.0))
+
+
 CASES: Final[dict[str, Callable[[Path], None]]] = {
     "run": save_run,
     "ranks": save_ranks,
     "dcp": save_dcp,
     "recorded": save_recorded,
     "codecs": save_codecs,
+    "deltas": save_deltas,
 }
 
 

@@ -12,7 +12,7 @@ import holdfast
 from holdfast.capture.compare.compare import diff_runs
 from holdfast.dcp import StorageReader
 from holdfast.digest import hash_bytes
-from holdfast.repo.format.chunk import BLOSC2, RAW
+from holdfast.repo.format.chunk import BLOSC2, DELTA, RAW
 from holdfast.repo.handle.compression import Compression
 from tests.compat.archive import HERE, read_frozen, unpack
 from tests.compat.make_golden import (
@@ -27,6 +27,7 @@ from tests.compat.make_golden import (
     make_full,
     make_placed,
     make_state,
+    make_trained,
     make_weights,
     record_training,
 )
@@ -56,6 +57,14 @@ DIGESTS = {
         "mixed": "aa032f3d8c575fcc0cc142a3dce654701a12a8d4c1aa220758029d731a06932e",
         "raw": "14aeb797478678d4a27e99511a27acde11be9770a37209a992ff202097033a9d",
         "small": "f1784347943b11849931f7fdebd33408138abd26a85318cae55c5b1e8fde8c98",
+    },
+    "deltas": {
+        "raw/0": "71003ccd44920e9703489c072e5c3b33891d7b5502fd09814652cfcbd86aa4a0",
+        "raw/1": "05fc3f19205d958b0bc6bebfa2e2a2f5e8ee59424092600f62bab9f6ecb87266",
+        "run/1": "7a75011a05a2a764bbae4fa1d9926953774d5957cee1f245966504c55dccd419",
+        "run/2": "67917b9bcc07b312cce17ba03ac9c4bf9e1469298ff0a3a847185e453a80b423",
+        "run/3": "dfd96b10f4b48ff68bc9bc73449e6997044523ef515ea9699ffb71c83a1509df",
+        "whole": "2509e2c0da13b3dbe49e97b727b6900a92b856136d9099c08a1025e9a57b35d0",
     },
 }
 
@@ -159,6 +168,26 @@ def test_the_golden_codecs_are_all_there_are(store: holdfast.Store) -> None:
         if chunk.location
     }
     assert found == {(RAW, False), (BLOSC2, True)}
+
+
+@pytest.mark.parametrize("store", ["deltas"], indirect=True)
+@pytest.mark.parametrize(
+    ("name", "step"), [("run/1", 1), ("run/2", 2), ("run/3", 3), ("whole", 4), ("raw/0", 5), ("raw/1", 6)]
+)
+def test_every_delta_gives_its_chunk(store: holdfast.Store, name: str, step: int) -> None:
+    assert find_differences(store.load(name), make_trained(step)) == []
+
+
+@pytest.mark.parametrize("store", ["deltas"], indirect=True)
+def test_the_golden_deltas_are_on_every_kind_of_base(store: holdfast.Store) -> None:
+    found = {
+        (name.partition("/")[0], chunk.location.base.location.codec)
+        for name in ("run/1", "run/2", "run/3", "raw/1")
+        for entry in read_entries(store.repository, name).values()
+        for chunk in entry.chunks
+        if chunk.location and chunk.location.base and chunk.location.codec == DELTA
+    }
+    assert found == {("run", BLOSC2), ("raw", RAW)}
 
 
 @pytest.mark.parametrize("store", ["recorded"], indirect=True)
