@@ -19,6 +19,7 @@ from holdfast.repo.read.reader import open_snapshot
 from holdfast.repo.upkeep.check import Checker
 from holdfast.repo.upkeep.findings import Finding
 from holdfast.repo.write.writer import Request, SaveResult, save
+from tests.kit.deltas import trained
 from tests.kit.encoded import halves
 
 Content = Mapping[str, bytes]
@@ -190,6 +191,15 @@ def _overwrite_encoded(store: ObjectStore) -> None:
     save_content(store, "run/step-1", ENCODED, overwrite=True, compression="fast")
 
 
+def _prepare_base(store: ObjectStore) -> None:
+    save_content(store, "run/step-1", {"weights": trained(0, 6_000)}, compression="small")
+
+
+def _save_delta(store: ObjectStore) -> None:
+    """Save the first delta of this store: it declares that."""
+    save_content(store, "run/step-2", {"weights": trained(1, 6_000)}, compression="small")
+
+
 def _init(store: ObjectStore) -> None:
     init_repository(store)
 
@@ -205,6 +215,7 @@ DELETE_TAG: Final = Verb("delete tag", _prepare_small, _delete_tag)
 SAVE_AND_MERGE: Final = Verb("save that merges the index", _prepare_seven, _save_eighth)
 SAVE_ENCODED: Final = Verb("first compressed save", _prepare_small, _save_encoded)
 OVERWRITE_ENCODED: Final = Verb("overwrite with compressed chunks", _prepare_encoded, _overwrite_encoded)
+SAVE_DELTA: Final = Verb("first delta", _prepare_base, _save_delta)
 INIT: Final = Verb("init", _prepare_nothing, _init)
 
 VERBS: Final = (
@@ -214,6 +225,7 @@ VERBS: Final = (
     OVERWRITE,
     SAVE_ENCODED,
     OVERWRITE_ENCODED,
+    SAVE_DELTA,
     SAVE_AGAIN,
     DELETE,
     SET_TAG,

@@ -16,6 +16,7 @@ from holdfast.repo.upkeep.collect import Rules, collect
 from holdfast.repo.upkeep.transfer import apply_repack, copy_snapshot, plan_repack
 from tests.faults.scenario import Content, random_bytes, save_content
 from tests.interleaving.schedule import Act
+from tests.kit.deltas import trained
 from tests.kit.encoded import halves
 
 EAGER: Final = Rules(min_age_s=0.0, expire_s=0.0)
@@ -71,6 +72,21 @@ def _prepare_mostly_dead(store: ObjectStore) -> None:
     save_content(store, "large", {"old": piece("old"), "ballast": random_bytes("ballast", 9_000)})
     save_content(store, "old", OLD)
     delete_snapshot(store, "large")
+
+
+def _prepare_base(store: ObjectStore) -> None:
+    """Keep `old`, whose weights the next save takes as the base of its deltas, and a delta on them."""
+    save_content(store, "old", {"w": trained(0, 6_000)}, compression="small")
+    save_content(store, "kept", {"w": trained(1, 6_000)}, compression="small")
+
+
+def _prepare_free_base(store: ObjectStore) -> None:
+    """Keep a delta whose base no snapshot contains any more, in a pack that is mostly dead."""
+    save_content(
+        store, "gone", {"w": trained(0, 6_000), "ballast": random_bytes("ballast", 30_000)}, compression="small"
+    )
+    save_content(store, "old", {"w": trained(1, 6_000)}, compression="small")
+    delete_snapshot(store, "gone")
 
 
 def save_part(name: str, content: Content, *, overwrite: bool = False, compression: Compression = None) -> Part:
@@ -133,6 +149,8 @@ OVERWRITE_TOO: Final = save_part("old", OTHER, overwrite=True)
 ENCODE: Final = save_part("new", {**REUSING, "weights": halves(5_000)}, compression="fast")
 ENCODE_TOO: Final = save_part("other", {"weights": halves(5_000), "more": halves(6_000, 1)}, compression="small")
 """Neither finds the codec declared at first."""
+DELTA: Final = save_part("new", {"w": trained(2, 6_000)}, compression="small")
+REUSE_DELTA: Final = save_part("new", {"w": trained(1, 6_000)}, compression="small")
 COLLECT: Final = collect_part(EAGER)
 WAIT: Final = collect_part(PATIENT, times=2)
 DELETE: Final = delete_part("old")
@@ -140,6 +158,8 @@ DELETE: Final = delete_part("old")
 SCENES: Final = (
     Scene("compressed save, eager collector", prepare_dead, (ENCODE, COLLECT)),
     Scene("two compressed saves", prepare_dead, (ENCODE, ENCODE_TOO)),
+    Scene("delta on a base without a snapshot, eager collector", _prepare_free_base, (DELTA, COLLECT)),
+    Scene("repack of a base, eager collector", _prepare_free_base, (_repack(), COLLECT)),
     Scene("save, eager collector", prepare_dead, (SAVE, COLLECT)),
     Scene("save, patient collector", prepare_dead, (SAVE, WAIT)),
     Scene("overwrite, eager collector", prepare_dead, (OVERWRITE, COLLECT)),
@@ -161,4 +181,6 @@ CROWDS: Final = (
     Scene("repack, overwrite, collector", _prepare_mostly_dead, (_repack(), OVERWRITE, COLLECT)),
     Scene("delete, save elsewhere, collector", prepare_dead, (DELETE, save_part("new", OLD), COLLECT)),
     Scene("repack, delete, collector", _prepare_mostly_dead, (_repack(), DELETE, COLLECT)),
+    Scene("delta, its base is deleted, collector", _prepare_base, (DELTA, delete_part("old"), COLLECT)),
+    Scene("delta that is reused, delete of both, collector", _prepare_free_base, (REUSE_DELTA, DELETE, COLLECT)),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Final
@@ -35,6 +35,7 @@ from holdfast.repo.write.writer import Request, save
 from holdfast.testing.faults import Crashed, Fault, FaultyStore
 from tests.faults.hooked_store import HookedStore
 from tests.faults.scenario import Content, check_store, random_bytes, read_content
+from tests.kit.deltas import trained
 
 NAMES: Final = ("run/1", "run/2", "run/10", "other")
 TAG_NAMES: Final = ("best", "latest")
@@ -46,8 +47,15 @@ USUAL: Final = Rules(min_age_s=60.0)
 
 names = st.sampled_from(NAMES)
 tag_names = st.sampled_from(TAG_NAMES)
-contents = st.sets(st.sampled_from(sorted(PIECES)), min_size=1).map(
-    lambda seeds: {seed: PIECES[seed] for seed in sorted(seeds)}
+
+
+def make_content(seeds: Collection[str], step: int | None) -> Content:
+    """Return pieces, and weights, which differ from one step to the next in few bits and so become deltas."""
+    return {seed: PIECES[seed] for seed in sorted(seeds)} | ({} if step is None else {"w": trained(step, 6_000)})
+
+
+contents = st.builds(
+    make_content, st.sets(st.sampled_from(sorted(PIECES)), min_size=1), st.sampled_from([None, 0, 1, 2, 3])
 )
 rules = st.sampled_from([NOW, NEVER, USUAL])
 # Early steps take the lease, late ones commit and release; an ordinary save takes about fifty.
@@ -84,8 +92,8 @@ class RepositoryMachine(RuleBasedStateMachine):
     def _save(self, store: ObjectStore, name: str, content: Content, *, overwrite: bool) -> bool:
         """Save and tell whether the name held the same already."""
         repo = self.repo if store is self.store else open_repository(store)
-        sources = [BytesSource(entry, data) for entry, data in content.items()]
-        return save(repo, Request(name, sources, overwrite=overwrite)).existed
+        sources = [BytesSource(entry, data, item_bytes=2) for entry, data in content.items()]
+        return save(repo, Request(name, sources, overwrite=overwrite, compression="small", delta=3)).existed
 
     @rule(name=names, content=contents)
     def save_or_be_refused(self, name: str, content: Content) -> None:
