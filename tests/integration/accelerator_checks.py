@@ -10,11 +10,14 @@ import torch
 
 import holdfast
 from holdfast import content_store
+from holdfast.digest import hash_bytes
 from holdfast.errors import Mismatch
 from holdfast.facade import Store
 from holdfast.repo.handle.repository import MIN_BUDGET_BYTES
 from holdfast.repo.read.reader import SnapshotReader, WriteObserver
 from holdfast.snapshot.load import cast
+from holdfast.tensors.device_digest.choice import choose_backend, list_accelerators
+from holdfast.tensors.device_digest.digests import digest, digest_cuts
 from holdfast.trees.move import move_to_device
 from tests.cli.runs import Cli
 from tests.integration.device_tree import (
@@ -386,3 +389,40 @@ def test_only_what_changed_is_read_into_memory_on_the_device(store: Store) -> No
 
     assert torch.equal(target["a"].cpu(), tree["a"])
     assert 0 < store.statistics().stages["read"].size_bytes - before <= 1 << 20
+
+
+def test_digests_are_those_of_the_host_and_take_32_bytes_of_copies() -> None:
+    assert choose_backend(DEVICE).backend == "torch"
+    host = torch.arange(6000, dtype=torch.int16).view(20, 300)
+    there = host.to(DEVICE)
+    cuts = [5000, 5001, 12_000]
+    ACCELERATOR.bytes_to_host = 0
+
+    whole, gappy = digest(there), digest(there.t()[::2])
+    pieces = digest_cuts(there, cuts)
+
+    assert ACCELERATOR.bytes_to_host == 32 * (1 + 1 + len(cuts))
+    data = host.numpy().tobytes()
+    assert whole == hash_bytes(data)
+    assert gappy == hash_bytes(host.t()[::2].contiguous().numpy().tobytes())
+    assert pieces == [hash_bytes(data[:5000]), hash_bytes(data[5000:5001]), hash_bytes(data[5001:])]
+
+
+def test_the_backend_cpu_copies_to_the_host() -> None:
+    there = torch.arange(5000, device=DEVICE)
+    ACCELERATOR.bytes_to_host = 0
+
+    assert digest(there, backend="cpu") == digest(there)
+
+    assert ACCELERATOR.bytes_to_host == 5000 * 8 + 32
+
+
+def test_doctor_says_how_digests_are_computed_on_the_device(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert list_accelerators() == [DEVICE]
+
+    ran = Cli(tmp_path, capsysbinary)("doctor")
+
+    expected = f"ok       digests of bytes on {DEVICE} are computed by the backend 'torch': checked against the CPU on"
+    assert expected in ran.out
