@@ -19,7 +19,7 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
     "cli/verbs/diff.py": {"holdfast.diff.values": "needs torch; only --values uses it"},
     "cli/verbs/doctor.py": {
         "holdfast.objects.cloud": "needs obstore; only the check of a bucket uses it",
-        "holdfast.tensors.device_digest.choice": "needs torch, and `holdfast doctor --help` does not",
+        "holdfast.tensors.device_digest.choice": "needs torch; only --devices uses it",
     },
     "cli/verbs/files.py": {"holdfast.trees.outline": "a snapshot of files has no tree"},
     "cli/verbs/formats.py": {

@@ -456,7 +456,7 @@ def test_doctor_says_how_digests_are_computed_on_the_device(
 ) -> None:
     assert list_accelerators() == [DEVICE]
 
-    ran = Cli(tmp_path, capsysbinary)("doctor")
+    ran = Cli(tmp_path, capsysbinary)("doctor", "--devices")
 
     expected = f"ok       digests of bytes on {DEVICE} are computed by the backend 'torch': checked against the CPU on"
     assert expected in ran.out

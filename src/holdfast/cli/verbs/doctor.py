@@ -72,6 +72,8 @@ def declare_doctor(parser: ArgumentParser) -> None:
     document(parser, more, examples=["holdfast doctor", "holdfast doctor --write s3://bucket/ckpts"])
     parser.add_argument("place", metavar="STORE", nargs="?", help="path or URL to check, instead of -s STORE")
     parser.add_argument("--write", action="store_true", help="test with scratch files or objects, and remove them")
+    devices = "show how digests are computed on each accelerator, after a check there; needs torch"
+    parser.add_argument("--devices", action="store_true", help=devices)
     add_json(parser)
     parser.set_defaults(run_verb=run_doctor)
 
@@ -93,7 +95,8 @@ def run_doctor(options: Namespace, url: str, output: Output) -> int:
         verdicts = [_judge_absence(store, place.get("path", store.url)), *where]
     if output.cache is not None:
         verdicts.append(_judge_cache(output.cache))
-    verdicts += _judge_devices()
+    if options.devices:
+        verdicts += _judge_devices()
     if options.json:
         described = [asdict(verdict) for verdict in verdicts]
         output.json({"store": store.url, "verdicts": described, "place": place, "counts": counts})
