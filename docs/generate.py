@@ -21,7 +21,7 @@ if not __package__:
     sys.path[0] = str(ROOT)
 
 from bench.kit.panels import read_result  # noqa: E402 - the path comes first
-from bench.kit.tables import COMPILE, fill_figures, find_stale_pictures  # noqa: E402 - the path comes first
+from bench.kit.tables import COMPILE, DEVICE, fill_figures, find_stale_pictures  # noqa: E402 - the path comes first
 from bench.picture import digest_result  # noqa: E402 - the path comes first
 from docs import api  # noqa: E402 - the path comes first
 from tests.matrix.page import render_compatibility  # noqa: E402 - the path comes first
@@ -29,9 +29,11 @@ from tests.matrix.results import read_results  # noqa: E402 - the path comes fir
 
 RESULT: Final = "bench/results/full.json"
 COMPILE_RESULT: Final = "bench/results/compile.json"
+DEVICE_RESULT: Final = "bench/results/device_kernels.json"
 WITH_FIGURES: Final = (
     "docs/explanation/where-the-time-goes.md",
     "docs/explanation/what-is-in-the-key.md",
+    "docs/explanation/digests-on-a-gpu.md",
 )
 PICTURES: Final = "docs/pictures"
 PACKAGE: Final = "src/holdfast"
@@ -60,6 +62,8 @@ def render_pages(root: Path) -> dict[str, str]:
         result = read_result(root / RESULT)
         if (root / COMPILE_RESULT).is_file():
             result[COMPILE] = read_result(root / COMPILE_RESULT)
+        if (root / DEVICE_RESULT).is_file():
+            result[DEVICE] = read_result(root / DEVICE_RESULT)
         pages |= {page: fill_figures((root / page).read_text(encoding="utf-8"), result) for page in WITH_FIGURES}
     return pages
 

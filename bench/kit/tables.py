@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.kit.panels import OWN, STARTED, Bar, Panel, Row, find_state, list_started, plan_panels
+from bench.kit.roofline import render_counts, render_projection
 from bench.kit.sections import PARTS
 
 SUMMARY: Final = "summary"
 COMPILE: Final = "compile"
 """The block, and the key in the combined result, for the figures of the separate compile run."""
+DEVICE: Final = "device"
+"""The key in the combined result for facts about compiled kernels."""
+_DEVICE_BLOCKS: Final = {"device-kernels": render_counts, "device-limits": render_projection}
 _BLOCK: Final = re.compile(
     r"<!-- figures of (?P<what>[a-z-]+), by `make docs` -->\n.*?<!-- end of figures -->", re.DOTALL
 )
@@ -51,6 +55,8 @@ def _fill_block(what: str, result: Mapping[str, Any]) -> str:
         text = render_summary(result)
     elif what == COMPILE:
         text = render_compiled(result[COMPILE]) if COMPILE in result else ""
+    elif what in _DEVICE_BLOCKS:
+        text = _DEVICE_BLOCKS[what](result[DEVICE]) if DEVICE in result else ""
     else:
         rows = [row for row in result["results"] if row["why"] == what]
         text = render_parts(rows) if what == PARTS else render_rows(rows)

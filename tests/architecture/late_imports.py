@@ -17,7 +17,10 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
     "cli/output.py": {"rich": "takes as long as all other imports together; only work of some length shows a bar"},
     "cli/verbs/cache.py": {"holdfast.compile_cache.key.system": "needs torch; only --other-systems uses it"},
     "cli/verbs/diff.py": {"holdfast.diff.values": "needs torch; only --values uses it"},
-    "cli/verbs/doctor.py": {"holdfast.objects.cloud": "needs obstore; only the check of a bucket uses it"},
+    "cli/verbs/doctor.py": {
+        "holdfast.objects.cloud": "needs obstore; only the check of a bucket uses it",
+        "holdfast.tensors.device_digest.choice": "needs torch; only --devices uses it",
+    },
     "cli/verbs/files.py": {"holdfast.trees.outline": "a snapshot of files has no tree"},
     "cli/verbs/formats.py": {
         "holdfast.formats": "needs torch, and `holdfast import --help` does not",
@@ -43,6 +46,10 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
         "rich": "takes as long as all other imports together; only a bar that the caller asked for needs it",
     },
     "repo/format/codecs/codec.py": {
+    "tensors/device_digest/choice.py": {
+        "holdfast.tensors.device_digest.triton_launch": "needs Triton, which torch for the CPU does not bring along"
+    },
+    "repo/format/codec.py": {
         "blosc2": "takes 0.2 s to import, more than all other imports; only encoded chunks need it"
     },
     "repo/format/codecs/delta.py": {"numpy": "only deltas need it, and Blosc2 has imported it by then"},

@@ -58,7 +58,7 @@ ROOMS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         ("write",),
         ("files", "upkeep"),
     ),
-    "tensors": (("*",), ("sharding",)),
+    "tensors": (("*",), ("sharding", "device_digest")),
     "snapshot": (("*",), ("save", "load"), ("into",), ("view",)),
     "distributed": (("talk",), ("checkpoint", "dcp")),
     "compile_cache": (

@@ -89,6 +89,7 @@ STORELESS: Final = [
 """Commands that need neither a store nor torch."""
 
 WITH_TORCH: Final = [
+    "doctor --devices",
     "diff run/1 run/2 --values",
     "diff run/1 run/2 --values --json",
     "cache prune --other-systems",

@@ -7,10 +7,13 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 
 from holdfast.cli.verbs import doctor
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.local.probe import DirectoryFacts, probe_directory
+from holdfast.tensors.device_digest import choice
+from holdfast.tensors.device_digest.choice import Choice
 from tests.cli.runs import Cli, digest_tree, flip
 from tests.kit.standing import put_mark
 
@@ -174,3 +177,22 @@ def test_doctor_points_out_foreign_objects_and_damage(saved: Cli) -> None:
     assert ran.code == 1
     assert "warning  zebra/stripe is not part of the format" in ran.out
     assert "error    1 damaged name: run `holdfast check`" in ran.out
+
+
+def test_doctor_says_where_digests_are_computed_if_it_is_asked(saved: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "ok       torch has no accelerator here: digests are computed by the CPU"
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+
+    assert line in saved.ok("doctor", "--devices").splitlines()
+    assert line not in saved.ok("doctor").splitlines()
+
+
+def test_doctor_warns_of_a_device_that_gave_wrong_digests(saved: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Choice("cpu", "triton: it returned wrong digests", has_wrong=True)
+    monkeypatch.setattr(choice, "list_accelerators", lambda: [torch.device("cuda", 0)])
+    monkeypatch.setattr(choice, "choose_backend", lambda device: found)
+
+    ran = saved("doctor", "--devices")
+
+    assert ran.code == 1
+    assert "warning  digests of bytes on cuda:0 are computed by the backend 'cpu': triton: it returned wrong" in ran.out

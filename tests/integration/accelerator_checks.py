@@ -10,11 +10,15 @@ import torch
 
 import holdfast
 from holdfast import content_store
+from holdfast.digest import hash_bytes
 from holdfast.errors import Mismatch
 from holdfast.facade import Store
+from holdfast.repo.format.grid import Extent, cut_extent
 from holdfast.repo.handle.repository import MIN_BUDGET_BYTES
 from holdfast.repo.read.reader import SnapshotReader, WriteObserver
 from holdfast.snapshot.load import cast
+from holdfast.tensors.device_digest.choice import choose_backend, list_accelerators
+from holdfast.tensors.device_digest.digests import digest, digest_cuts
 from holdfast.trees.move import move_to_device
 from tests.cli.runs import Cli
 from tests.integration.device_tree import (
@@ -386,3 +390,73 @@ def test_only_what_changed_is_read_into_memory_on_the_device(store: Store) -> No
 
     assert torch.equal(target["a"].cpu(), tree["a"])
     assert 0 < store.statistics().stages["read"].size_bytes - before <= 1 << 20
+
+
+def test_a_target_on_the_device_is_compared_there_and_not_copied_to_the_host(store: Store) -> None:
+    items = (1 << 20) // 4
+    tree = {"a": torch.arange(2.0 * items), "b": torch.arange(700, dtype=torch.int16)}
+    store.save("v/1", tree)
+    # Filled by other code, so that only its bytes tell what it holds; one item differs.
+    target = {"a": tree["a"].to(DEVICE), "b": tree["b"].to(DEVICE)}
+    target["a"][items] += 1
+    choose_backend(DEVICE)
+    before = store.statistics().stages["read"].size_bytes if "read" in store.statistics().stages else 0
+    ACCELERATOR.bytes_to_host = 0
+
+    store.load_into("v/1", target, since="never saved")
+
+    copied = ACCELERATOR.bytes_to_host
+    assert all(torch.equal(target[name].cpu(), tree[name]) for name in tree)
+    assert 0 < store.statistics().stages["read"].size_bytes - before <= 1 << 20
+    # 32 bytes for each chunk, and what is to be replaced, which is kept until the load is final.
+    assert copied < (1 << 20) + 5000
+
+
+def test_a_target_that_holds_the_snapshot_costs_32_bytes_for_each_chunk(store: Store) -> None:
+    tree = {"a": torch.arange(3.0 * (1 << 18)), "b": torch.arange(700, dtype=torch.int16)}
+    store.save("v/1", tree)
+    target = {name: tensor.to(DEVICE) for name, tensor in tree.items()}
+    choose_backend(DEVICE)
+    ACCELERATOR.bytes_to_host = 0
+
+    store.load_into("v/1", target, since="never saved")
+
+    chunks = [cut_extent(Extent(0, each.nbytes, each.element_size(), tuple(each.shape))) for each in tree.values()]
+    assert ACCELERATOR.bytes_to_host == 32 * sum(map(len, chunks))
+
+
+def test_digests_are_those_of_the_host_and_take_32_bytes_of_copies() -> None:
+    assert choose_backend(DEVICE).backend == "torch"
+    host = torch.arange(6000, dtype=torch.int16).view(20, 300)
+    there = host.to(DEVICE)
+    cuts = [5000, 5001, 12_000]
+    ACCELERATOR.bytes_to_host = 0
+
+    whole, gappy = digest(there), digest(there.t()[::2])
+    pieces = digest_cuts(there, cuts)
+
+    assert ACCELERATOR.bytes_to_host == 32 * (1 + 1 + len(cuts))
+    data = host.numpy().tobytes()
+    assert whole == hash_bytes(data)
+    assert gappy == hash_bytes(host.t()[::2].contiguous().numpy().tobytes())
+    assert pieces == [hash_bytes(data[:5000]), hash_bytes(data[5000:5001]), hash_bytes(data[5001:])]
+
+
+def test_the_backend_cpu_copies_to_the_host() -> None:
+    there = torch.arange(5000, device=DEVICE)
+    ACCELERATOR.bytes_to_host = 0
+
+    assert digest(there, backend="cpu") == digest(there)
+
+    assert ACCELERATOR.bytes_to_host == 5000 * 8 + 32
+
+
+def test_doctor_says_how_digests_are_computed_on_the_device(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert list_accelerators() == [DEVICE]
+
+    ran = Cli(tmp_path, capsysbinary)("doctor", "--devices")
+
+    expected = f"ok       digests of bytes on {DEVICE} are computed by the backend 'torch': checked against the CPU on"
+    assert expected in ran.out

@@ -36,6 +36,8 @@ class FakeAccelerator:
     def __init__(self) -> None:
         self.log: list[str] = []
         """Copies and streams, in order."""
+        self.bytes_to_host = 0
+        """The bytes of copies from the device to another one."""
         # For ever: a storage does not tell when it goes, and the process is a short one.
         self._memory: list[torch.Tensor] = []
 
@@ -76,6 +78,8 @@ class FakeAccelerator:
     def copy(self, source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         """Copy between devices, or between tensors of this one."""
         self.log.append(f"{source.device} to {target.device}")
+        if target.device.type != NAME:
+            self.bytes_to_host += source.numel() * source.element_size()
         _look_into(target).copy_(_look_into(source))
         return target
 
@@ -102,6 +106,12 @@ class FakeAccelerator:
                 return originals[id(value)] if id(value) in originals else value.to(NAME)
             return type(value)(map(leave, value)) if isinstance(value, list | tuple) else value
 
+        # Torch gives a number that it had wrapped as a tensor as a number again.
+        kinds = [str(each.type) for each in operation._schema.arguments]
+        args = tuple(
+            torch.tensor(value) if kind == "Tensor" and isinstance(value, int | float) else value
+            for value, kind in zip(args, kinds, strict=False)
+        )
         outs = {each.name for each in operation._schema.arguments if each.is_out} & kwargs.keys()
         results = {name: torch.empty(0, dtype=kwargs[name].dtype) for name in outs}
         inputs = {name: enter(value) for name, value in kwargs.items() if name not in outs}

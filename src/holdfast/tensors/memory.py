@@ -86,6 +86,25 @@ def copy_items(raw: torch.Tensor, first: int, last: int) -> torch.Tensor:
     return raw.reshape(-1)[first:last].cpu().clone()
 
 
+def gather_items(raw: torch.Tensor, first: int, last: int) -> torch.Tensor:
+    """Return the items from `first` to `last`, counted in C order, on their device; a view if there are no gaps.
+
+    A copy takes at most twice the memory of these items, however large the rows are.
+    """
+    if raw.dim() <= 1 or first == last:
+        return raw.reshape(-1)[first:last].contiguous() if raw.dim() <= 1 else raw.new_empty(0)
+    inner = math.prod(raw.shape[1:])
+    low, high = -(-first // inner), last // inner
+    if low > high:
+        return gather_items(raw[high], first - high * inner, last - high * inner)
+    parts = [raw[low:high].reshape(-1)] if low < high else []
+    if first < low * inner:
+        parts.insert(0, gather_items(raw[low - 1], first - (low - 1) * inner, inner))
+    if high * inner < last:
+        parts.append(gather_items(raw[high], 0, last - high * inner))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 def wrap_memory(buffer: memoryview) -> torch.Tensor:
     """Return a writable buffer as a tensor of bytes that keeps it alive, without a copy."""
     return torch.frombuffer(buffer, dtype=torch.uint8) if buffer.nbytes else torch.empty(0, dtype=torch.uint8)

@@ -10,6 +10,7 @@ import torch
 from holdfast.tensors.memory import (
     RAW_DTYPES,
     copy_items,
+    gather_items,
     new_memory,
     new_sparse_memory,
     view_bytes,
@@ -46,6 +47,7 @@ def test_strided_items_keep_every_bit(size: int) -> None:
 def test_any_run_of_items_is_copied_in_order(first: int, last: int) -> None:
     raw = torch.arange(48).view(2, 3, 8).permute(2, 0, 1)[::2]
     assert copy_items(raw, first, last).tolist() == raw.reshape(-1)[first:last].tolist()
+    assert gather_items(raw, first, last).tolist() == raw.reshape(-1)[first:last].tolist()
 
 
 def test_a_raw_view_knows_no_conjugation_and_no_gradient() -> None:

@@ -72,6 +72,8 @@ def declare_doctor(parser: ArgumentParser) -> None:
     document(parser, more, examples=["holdfast doctor", "holdfast doctor --write s3://bucket/ckpts"])
     parser.add_argument("place", metavar="STORE", nargs="?", help="path or URL to check, instead of -s STORE")
     parser.add_argument("--write", action="store_true", help="test with scratch files or objects, and remove them")
+    devices = "show how digests are computed on each accelerator, after a check there; needs torch"
+    parser.add_argument("--devices", action="store_true", help=devices)
     add_json(parser)
     parser.set_defaults(run_verb=run_doctor)
 
@@ -93,6 +95,8 @@ def run_doctor(options: Namespace, url: str, output: Output) -> int:
         verdicts = [_judge_absence(store, place.get("path", store.url)), *where]
     if output.cache is not None:
         verdicts.append(_judge_cache(output.cache))
+    if options.devices:
+        verdicts += _judge_devices()
     if options.json:
         described = [asdict(verdict) for verdict in verdicts]
         output.json({"store": store.url, "verdicts": described, "place": place, "counts": counts})
@@ -107,6 +111,18 @@ def _judge_cache(cache: DiskCache) -> DoctorFinding:
     usage = cache.read_usage()
     size = f"{format_bytes(usage.size_bytes)} of at most {format_bytes(cache.limit_bytes)}"
     return DoctorFinding("ok", "cache", f"the cache in {cache.directory} has {count(usage.files, 'file')}, {size}")
+
+
+def _judge_devices() -> Iterator[DoctorFinding]:
+    from holdfast.tensors.device_digest.choice import choose_backend, list_accelerators
+
+    devices = list_accelerators()
+    if not devices:
+        yield DoctorFinding("ok", "digests", "torch has no accelerator here: digests are computed by the CPU")
+    for device in devices:
+        choice = choose_backend(device)
+        text = f"digests of bytes on {device} are computed by the backend {choice.backend!r}: {choice.reason}"
+        yield DoctorFinding("warning" if choice.has_wrong else "ok", "digests", text)
 
 
 def _judge_absence(store: ObjectStore, path: str) -> DoctorFinding:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from holdfast.digest import hash_bytes
+from holdfast.digest import Digest, hash_bytes
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.boxes import Box, is_span, overlap, relative, slices, span_of, whole
 from holdfast.repo.format.entry import ChunkTable, Entry
@@ -23,6 +23,8 @@ from holdfast.snapshot.into.plan import IntoPlan
 from holdfast.snapshot.into.swap import Swap, SwapPair, find_shortage, refuse_memory
 from holdfast.snapshot.load.batches import view_tensor_memory
 from holdfast.snapshot.load.entries import drop_tied
+from holdfast.tensors.device_digest.digests import digest_pieces
+from holdfast.tensors.device_digest.pieces import DeviceBytes, DevicePiece
 from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.memory import view_raw
 from holdfast.tensors.storage import tensor_bytes
@@ -158,9 +160,13 @@ class _Finder:
             else:
                 patches += self._make_patches(cells, rows)
         self.hashed_bytes = sum(cells.part.size_bytes for cells in unknown)
+        on_host = [cells for cells in unknown if cells.part.tensor.is_cpu]
         with Engine("holdfast-compare", budget_bytes=self._plan.opened.reader.budget_bytes, waits=False) as engine:
-            for cells in unknown:
+            for cells in on_host:
                 patches += self._make_patches(cells, _hash_rows(engine, cells))
+        elsewhere = [cells for cells in unknown if not cells.part.tensor.is_cpu]
+        for cells, rows in zip(elsewhere, _hash_rows_on_devices(elsewhere), strict=True):
+            patches += self._make_patches(cells, rows)
         return patches
 
     def _find_changed(self, part: _Part, table: ChunkTable) -> Sequence[int] | None:
@@ -186,7 +192,7 @@ def _hash_rows(engine: Engine, cells: _Cells) -> list[int]:
     every = list(cells.iter_cells(range(len(cells.table.sizes))))
 
     def differs(cell: Cell) -> bool:
-        return not cell.is_whole or hash_bytes(_view_or_copy(cell.memory)) != cells.table.find_digest(cell.row)
+        return not cell.is_whole or hash_memory(cell.memory) != cells.table.find_digest(cell.row)
 
     is_small = cells.part.size_bytes < _HASHED_HERE_BYTES
     items = ((cell, cell.region.size_bytes) for cell in every)
@@ -194,10 +200,25 @@ def _hash_rows(engine: Engine, cells: _Cells) -> list[int]:
     return [cell.row for cell, is_changed in zip(every, found, strict=True) if is_changed]
 
 
-def _view_or_copy(memory: torch.Tensor) -> memoryview:
-    """Return the bytes of memory in C order: a view if it is contiguous on the host, else a copy."""
-    on_host = memory.contiguous().cpu()
-    return tensor_bytes(on_host, on_host.nbytes)
+def _hash_rows_on_devices(elsewhere: Sequence[_Cells]) -> list[list[int]]:
+    """Return the same for memory of other devices, which is hashed there, all of it at once."""
+    cells = [list(each.iter_cells(range(len(each.table.sizes)))) for each in elsewhere]
+    data = [DeviceBytes.from_tensor(cell.memory) for some in cells for cell in some if cell.is_whole]
+    digests = iter(digest_pieces([DevicePiece(each, 0, each.size_bytes) for each in data]))
+
+    def differs(cell: Cell, table: ChunkTable) -> bool:
+        return not cell.is_whole or next(digests) != table.find_digest(cell.row)
+
+    return [
+        [cell.row for cell in some if differs(cell, each.table)] for some, each in zip(cells, elsewhere, strict=True)
+    ]
+
+
+def hash_memory(memory: torch.Tensor) -> Digest:
+    """Return the digest of memory of the host, in C order."""
+    # Referenced until its bytes are hashed: if the memory has gaps, it is a copy that nothing else keeps alive.
+    contiguous = memory.contiguous()
+    return hash_bytes(tensor_bytes(contiguous, contiguous.nbytes))
 
 
 class _Geometry(NamedTuple):

@@ -12,10 +12,12 @@ from torch import nn
 
 import holdfast
 import holdfast.snapshot.into.swap
+from holdfast.digest import hash_bytes
 from holdfast.errors import Corrupt, Mismatch, OutOfMemory
 from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.layout import PACKS
+from holdfast.snapshot.into.changes import hash_memory
 from tests.kit.tensors import raw_bytes
 
 CHUNK = 1 << 20
@@ -355,3 +357,10 @@ def test_a_local_store_reads_the_same(tmp_path: Path) -> None:
 
     assert are_equal(target, tree)
     assert store.statistics().stages["read"].size_bytes - before == CHUNK
+
+
+@pytest.mark.parametrize("rows", [1, 700, 3000])
+def test_a_copy_of_memory_with_gaps_lives_until_it_is_hashed(rows: int) -> None:
+    memory = torch.arange(rows * 400, dtype=torch.int32).view(rows, 400)[:, ::2]
+
+    assert hash_memory(memory) == hash_bytes(memory.numpy().tobytes())
