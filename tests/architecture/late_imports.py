@@ -9,6 +9,7 @@ from tests.architecture.sources import Import, Source, iter_imports
 
 _RUNS: Final = "needs torch, and `holdfast run --help` does not"
 _STORE: Final = "needs torch, and opening, listing and checking a store does not"
+_SERVING: Final = "needs torch, which takes two seconds to import; the list of snapshots is shown without"
 _WHOLE: Final = "imports torch's compiler, which takes two seconds; a callable that is stored as a whole does without"
 _SAVING: Final = "imports what saves, which takes 0.1 s; a hit only reads"
 
@@ -66,6 +67,12 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
         "holdfast.compile_cache.whole": "only whole=True needs it",
     },
     "opening.py": {"holdfast.mirror.mirror": "starts processes; only a store with a mirror needs it"},
+    "serving/answers/diffs.py": {"holdfast.diff.values": "needs torch; only a diff of values uses it"},
+    "serving/routes.py": {
+        "holdfast.serving.answers.tensors": _SERVING,
+        "holdfast.snapshot.view": _SERVING,
+        "holdfast.trees.registered": _SERVING,
+    },
     "facade.py": {
         "holdfast.capture": _STORE,
         "holdfast.checkpointing": _STORE,
@@ -73,6 +80,7 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
         "holdfast.diff": _STORE,
         "holdfast.distributed.checkpoint": _STORE,
         "holdfast.series": _STORE,
+        "holdfast.serving": _STORE,
         "holdfast.formats": _STORE,
         "holdfast.mirror": _STORE,
         "holdfast.snapshot": _STORE,

@@ -1,4 +1,4 @@
-// The overview and the theme; starts all parts of the page.
+// The overview; starts all parts of the page.
 function startOverview() {
   byId("runs").append(el("code", { class: "side-a" }, clean(data.a.name)), el("span", { class: "muted" }, "  and  "), el("code", { class: "side-b" }, clean(data.b.name)));
   const verdict = byId("verdict");
@@ -66,23 +66,6 @@ function drawNotes() {
   return list.children.length ? list : null;
 }
 
-const THEMES = { auto: "Theme: system", light: "Theme: light", dark: "Theme: dark" };
-
-function startTheme() {
-  let theme = "auto";
-  const show = () => {
-    byId("theme").textContent = THEMES[theme];
-    if (theme === "auto") delete document.documentElement.dataset.theme;
-    else document.documentElement.dataset.theme = theme;
-  };
-  byId("theme").addEventListener("click", () => {
-    const names = Object.keys(THEMES);
-    theme = names[(names.indexOf(theme) + 1) % names.length];
-    show();
-  });
-  show();
-}
-
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") closeDetail();
   if (event.key === "/" && !["INPUT", "SELECT", "TEXTAREA"].includes(document.activeElement.tagName)) {
@@ -91,7 +74,7 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-startTheme();
+startTheme(byId("theme"));
 startOverview();
 startCounts();
 startFacts();
