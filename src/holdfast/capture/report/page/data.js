@@ -8,6 +8,13 @@ const MEANING = {
   MISSING: "in one run only",
   EQUAL: "the same bytes",
 };
+const EXPLAINED = {
+  ORIGIN: "ORIGIN: this tensor differs although everything that it was computed from is equal. The cause is in this call.",
+  PROPAGATED: "PROPAGATED: this tensor differs because something that it was computed from differs. The cause is earlier.",
+  CLOSE: "CLOSE: the difference is within the tolerance.",
+  MISSING: "MISSING: only one of the two runs has this tensor.",
+  EQUAL: "EQUAL: both runs have the same bytes.",
+};
 const NUMBERS = ["rel", "abs", "cos", "sqnr", "ulp", "mismatch"];
 const TEXTS = ["phase", "kind", "fqn", "path", "verdict", "dtype", "shape", "module", "source", "pairing", "note", "bad"];
 const COUNTS = ["step", "rank", "call"];
@@ -48,5 +55,5 @@ function ulps(number) {
 }
 
 function pill(verdict) {
-  return el("span", { class: "pill " + className(verdict) }, verdict);
+  return el("span", { class: "pill " + className(verdict), title: EXPLAINED[verdict] }, verdict);
 }
