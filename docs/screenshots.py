@@ -33,6 +33,8 @@ VIEWS: Final = {
         f"#/tensor?name={_A}&leaf={_LEAF}&other={_B}",
         "['#heat canvas', '#histogram svg', '#values td'].every((place) => document.querySelector(place))",
     ),
+    "sharing": ("#/sharing", "document.querySelector('#shared canvas') && document.querySelector('.row')"),
+    "health": ("#/health", "document.querySelector('#verdict-line .pill')"),
     "compare": (
         f"#/compare?a={_A}&b={_B}",
         "document.querySelector('#layers canvas') && !document.querySelector('progress')",

@@ -212,6 +212,40 @@ def test_a_wrong_index_is_a_sentence(page: Browser) -> None:
     page.complaints[:] = [each for each in page.complaints if "400 (Bad Request)" not in each]
 
 
+def test_sharing_shows_series_own_bytes_and_plans(page: Browser) -> None:
+    show(page, "#/sharing", "document.querySelector('#shared canvas') && document.querySelector('.row')")
+    page.run("document.querySelector('#shared canvas').focus()")
+    page.press("ArrowRight")
+    assert page.run("document.querySelector('#tip').textContent").startswith("llama/base/ and llama/finetune/both use ")
+    page.run("document.querySelector('input[name=keep_last]').focus()")
+    page.type("2")
+    page.press("Enter")
+    page.wait_for("document.querySelector('#plan p')")
+
+    assert "delete 24 snapshots and keep 3" in page.run("document.querySelector('#plan').textContent")
+    assert "keep_last=2" in page.run("location.hash")
+    page.click("[data-key=name] button")
+    page.wait_for(f"{NAMES}[0] === 'llama/base/step-100'")
+
+
+def test_a_rule_that_cannot_be_meant_is_a_sentence(page: Browser) -> None:
+    show(page, "#/sharing?keep_within=soon", "document.querySelector('#plan')")
+    page.run("document.querySelector('#plan').previousElementSibling.requestSubmit()")
+    page.wait_for("document.querySelector('#plan .alarm')")
+
+    assert "'soon' is not a duration" in page.run("document.querySelector('#plan').textContent")
+    page.complaints[:] = [each for each in page.complaints if "400 (Bad Request)" not in each]
+
+
+def test_health_checks_the_structure_and_then_every_byte(page: Browser) -> None:
+    show(page, "#/health", "document.querySelector('#verdict-line .pill')")
+    assert page.run("document.querySelector('#verdict-line').textContent").startswith("Healthy Checked 27 snapshots")
+    assert "No process is saving." in page.run("document.querySelector('#activity').textContent")
+    page.click("[data-read=true]")
+
+    page.wait_for("document.querySelector('#verdict-line').textContent.includes('were read')")
+
+
 @pytest.mark.parametrize(
     ("address", "sentence"),
     [
@@ -248,7 +282,7 @@ def test_texts_have_contrast_and_nothing_is_wider_than_a_telephone(page: Browser
     page.size(420, 900)
     page.emulate(scheme=scheme)
     show(page, view, "document.querySelector('main section') && !document.querySelector('progress')")
-    page.wait_for("document.querySelector('.row, #values td')")
+    page.wait_for("document.querySelector('.row, #values td, #verdict-line .pill')")
 
     assert page.run("document.documentElement.scrollWidth") <= 420
     assert page.run(CONTRAST) == []

@@ -35,6 +35,7 @@ from holdfast.serving.answers.snapshots import (
     parse_choice,
     read_sizes,
 )
+from holdfast.serving.answers.upkeep import describe_activity, describe_prune, describe_usage, iter_check
 from holdfast.serving.listing import WatchedListing
 from holdfast.serving.request import ApiRequest
 
@@ -84,6 +85,10 @@ class StoreApi:
             "values": self._answer_values,
             "heat": self._answer_heat,
             "diff": self._answer_diff,
+            "usage": self._answer_usage,
+            "prune": self._answer_prune,
+            "activity": self._answer_activity,
+            "check": self._answer_check,
         }
 
     def answer(self, request: ApiRequest) -> HttpAnswer:
@@ -229,6 +234,20 @@ class StoreApi:
         state = self._listing.read()
         a, b = (find_named(state, request.read_required(side)).snapshot for side in "ab")
         return answer_lines(self._limit(iter_diff(self._repo, a, b, values=request.read_flag("values"))))
+
+    def _answer_usage(self, _: ApiRequest) -> HttpAnswer:
+        with self._heavy:
+            return answer_json(describe_usage(self._repo))
+
+    def _answer_prune(self, request: ApiRequest) -> HttpAnswer:
+        with self._heavy:
+            return answer_json(describe_prune(self._repo, request))
+
+    def _answer_activity(self, _: ApiRequest) -> HttpAnswer:
+        return answer_json(describe_activity(self._repo))
+
+    def _answer_check(self, request: ApiRequest) -> HttpAnswer:
+        return answer_lines(self._limit(iter_check(self._repo, read=request.read_flag("read"))))
 
     def _limit(self, values: Iterable[Json]) -> Iterator[Json]:
         """Yield values while at most `_HEAVY_AT_ONCE` streams compute; one that waits for its reader counts, too."""

@@ -66,6 +66,8 @@ def test_nothing_is_loaded_from_elsewhere_and_no_text_becomes_markup() -> None:
             "snapshot.js",
             "tensor.js",
             "compare.js",
+            "sharing.js",
+            "health.js",
             "errors.js",
             "router.js",
             "elements.js",

@@ -221,13 +221,13 @@ function drawNamed(frame, canvas, spec) {
   return el("div", { class: "heat-named" }, names, el("div", {}, frame, columns));
 }
 
-export function drawScale(low, high, isSigned) {
+export function drawScale(low, high, isSigned, show = short) {
   const colors = palette(), steps = 24;
   const canvas = el("canvas", { width: steps, height: 1, class: "scale", "aria-hidden": "true" });
   const context = canvas.getContext("2d"), image = context.createImageData(steps, 1);
   for (let at = 0; at < steps; at++) image.data.set([...mix(colors, isSigned ? (2 * at) / (steps - 1) - 1 : at / (steps - 1)), 255], 4 * at);
   context.putImageData(image, 0, 0);
-  return el("span", { class: "scale-line muted" }, short(low), canvas, short(high));
+  return el("span", { class: "scale-line muted" }, show(low), canvas, show(high));
 }
 
 export function progress(done, total) {

@@ -1,6 +1,8 @@
 // Starts the page: chooses the view of the address, and looks for new snapshots every few seconds.
 import { ask, takeToken } from "./api.js";
 import { openCompare } from "./compare.js";
+import { openHealth } from "./health.js";
+import { openSharing } from "./sharing.js";
 import { byId, clean, el } from "./elements.js";
 import { showError } from "./errors.js";
 import { address, readRoute } from "./router.js";
@@ -15,8 +17,10 @@ const VIEWS = {
   snapshot: { open: openSnapshot, title: "Snapshot" },
   tensor: { open: openTensor, title: "Tensor" },
   compare: { open: openCompare, title: "Compare" },
+  sharing: { open: openSharing, title: "Sharing" },
+  health: { open: openHealth, title: "Health" },
 };
-const MENU = ["snapshots", "compare"];
+const MENU = ["snapshots", "compare", "sharing", "health"];
 const shown = { view: null, close: null, refresh: null, state: "", abort: new AbortController() };
 
 async function showRoute() {

@@ -36,7 +36,7 @@ function drawHead(found) {
       found.ranks ? fact("Ranks", count(found.ranks), "saved it together") : null));
 }
 
-function fact(name, value, more) {
+export function fact(name, value, more) {
   return el("div", { class: "fact" }, el("span", { class: "muted" }, name), el("strong", {}, value), el("small", { class: "muted" }, more));
 }
 
