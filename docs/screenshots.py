@@ -34,6 +34,8 @@ VIEWS: Final = {
         "['#heat canvas', '#histogram svg', '#values td'].every((place) => document.querySelector(place))",
     ),
     "sharing": ("#/sharing", "document.querySelector('#shared canvas') && document.querySelector('.row')"),
+    "runs": ("#/runs", "document.querySelector('.grid')"),
+    "cache": ("#/cache", "document.querySelector('.grid')"),
     "health": ("#/health", "document.querySelector('#verdict-line .pill')"),
     "compare": (
         f"#/compare?a={_A}&b={_B}",

@@ -69,6 +69,7 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
     "opening.py": {"holdfast.mirror.mirror": "starts processes; only a store with a mirror needs it"},
     "serving/answers/diffs.py": {"holdfast.diff.values": "needs torch; only a diff of values uses it"},
     "serving/routes.py": {
+        "holdfast.serving.answers.runs": _SERVING,
         "holdfast.serving.answers.tensors": _SERVING,
         "holdfast.snapshot.view": _SERVING,
         "holdfast.trees.registered": _SERVING,

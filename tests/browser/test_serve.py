@@ -15,6 +15,8 @@ import holdfast
 from holdfast.serving.server import StoreServer
 from tests.browser.chromium import Browser
 from tests.browser.stores import make_store
+from tests.kit.compile_artifacts import make_artifact, store_artifact
+from tests.kit.recordings import Recording, write_recorded
 
 # The first of them may have to install the browser.
 pytestmark = pytest.mark.timeout(900)
@@ -237,6 +239,46 @@ def test_a_rule_that_cannot_be_meant_is_a_sentence(page: Browser) -> None:
     page.complaints[:] = [each for each in page.complaints if "400 (Bad Request)" not in each]
 
 
+def test_two_recorded_runs_are_compared_and_the_report_opens(browser: Browser, tmp_path: Path) -> None:
+    with holdfast.open(tmp_path / "store") as store:
+        for recording in (Recording("good"), Recording("bad", is_bad=True)):
+            write_recorded(store.repository, recording)
+        with store.serve() as server:
+            browser.size(1440, 1000)
+            browser.visit(server.url)
+            show(browser, "#/runs", f"{NAMES}.length === 2 && document.activeElement.matches('.grid')")
+            browser.press(" ")
+            browser.press("ArrowDown")
+            browser.press(" ")
+            browser.wait_for("document.querySelector('#compare')")
+            browser.click("#compare")
+            browser.wait_for("document.querySelector('#report')")
+            assert "layers.1" in browser.run("document.querySelector('#comparison h1').textContent")
+            browser.click("#report")
+            browser.wait_for("location.pathname.startsWith('/report/') && document.querySelector('#verdict h1')")
+            assert "layers.1" in browser.run("document.querySelector('#verdict h1').textContent")
+            browser.run("history.back()")
+            browser.wait_for("location.hash.includes('a=') && document.querySelector('#report')")
+
+    assert browser.complaints == []
+
+
+def test_compiled_graphs_are_listed_and_a_miss_is_explained(browser: Browser, tmp_path: Path) -> None:
+    with holdfast.open(tmp_path / "store") as store:
+        for seed in "ab":
+            store_artifact(store.repository, make_artifact(seed))
+        with store.serve() as server:
+            browser.size(1440, 1000)
+            browser.visit(server.url)
+            show(browser, "#/cache", f"{NAMES}.length === 2 && document.activeElement.matches('.grid')")
+            browser.press("Enter")
+            browser.wait_for("document.querySelector('#why pre')")
+            assert "missed: " in browser.run("document.querySelector('#why pre').textContent")
+            assert "key=" in browser.run("location.hash")
+
+    assert browser.complaints == []
+
+
 def test_health_checks_the_structure_and_then_every_byte(page: Browser) -> None:
     show(page, "#/health", "document.querySelector('#verdict-line .pill')")
     assert page.run("document.querySelector('#verdict-line').textContent").startswith("Healthy Checked 27 snapshots")
@@ -275,14 +317,18 @@ def test_without_the_token_the_page_says_what_to_do(browser: Browser, server: St
 
 
 @pytest.mark.parametrize(
-    "view", ["#/snapshots", f"#/snapshot?name={B}", f"#/tensor?name={B}&leaf={LEAF}", f"#/compare?a={A}&b={B}"]
+    "view",
+    [
+        *("#/snapshots", f"#/snapshot?name={B}", f"#/tensor?name={B}&leaf={LEAF}", f"#/compare?a={A}&b={B}"),
+        *("#/sharing", "#/runs", "#/health", "#/cache"),
+    ],
 )
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_texts_have_contrast_and_nothing_is_wider_than_a_telephone(page: Browser, view: str, scheme: str) -> None:
     page.size(420, 900)
     page.emulate(scheme=scheme)
     show(page, view, "document.querySelector('main section') && !document.querySelector('progress')")
-    page.wait_for("document.querySelector('.row, #values td, #verdict-line .pill')")
+    page.wait_for("document.querySelector('.row, #values td, #verdict-line .pill, .none:not([hidden])')")
 
     assert page.run("document.documentElement.scrollWidth") <= 420
     assert page.run(CONTRAST) == []

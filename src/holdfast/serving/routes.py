@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
@@ -14,6 +15,7 @@ from holdfast.query.facts import Facts
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.serving.answer import HttpAnswer, answer_json, answer_lines
+from holdfast.serving.answers.compiled import describe_cache, describe_miss
 from holdfast.serving.answers.diffs import iter_diff
 from holdfast.serving.answers.outline import (
     MAX_LEAVES,
@@ -40,10 +42,14 @@ from holdfast.serving.listing import WatchedListing
 from holdfast.serving.request import ApiRequest
 
 if TYPE_CHECKING:
+    from holdfast.serving.answers.runs import RunComparison
     from holdfast.serving.answers.tensors import OpenTensor
     from holdfast.snapshot.view.lazy import Snapshot
 
 API: Final = "/api/v1/"
+REPORTS: Final = "/report/"
+_MAX_REPORT_BYTES: Final = 64 << 20
+"""Reports on two runs that are kept until they are opened; the one that was made last is always kept."""
 _MOST: Final = 1 << 50
 _MAX_SIZES: Final = 64
 _HEAVY_AT_ONCE: Final = 2
@@ -73,6 +79,7 @@ class StoreApi:
             _MAX_REMEMBERED_ROWS, size_of=lambda snapshot: snapshot.record.num_entries + 100
         )
         self._choices: LruCache[tuple[str, ...], list[Facts]] = LruCache(_MAX_REMEMBERED_CHOICES, size_of=lambda _: 1)
+        self._reports: LruCache[str, RunComparison] = LruCache(_MAX_REPORT_BYTES, size_of=lambda found: len(found.page))
         self._answers: Mapping[str, Callable[[ApiRequest], HttpAnswer]] = {
             "store": self._answer_store,
             "changes": self._answer_changes,
@@ -89,6 +96,10 @@ class StoreApi:
             "prune": self._answer_prune,
             "activity": self._answer_activity,
             "check": self._answer_check,
+            "cache": self._answer_cache,
+            "miss": self._answer_miss,
+            "runs": self._answer_runs,
+            "report": self._answer_report,
         }
 
     def answer(self, request: ApiRequest) -> HttpAnswer:
@@ -248,6 +259,41 @@ class StoreApi:
 
     def _answer_check(self, request: ApiRequest) -> HttpAnswer:
         return answer_lines(self._limit(iter_check(self._repo, read=request.read_flag("read"))))
+
+    def _answer_cache(self, _: ApiRequest) -> HttpAnswer:
+        with self._heavy:
+            return answer_json(describe_cache(self._repo))
+
+    def _answer_miss(self, request: ApiRequest) -> HttpAnswer:
+        with self._heavy:
+            return answer_json(describe_miss(self._repo, request.read_required("key")))
+
+    def _answer_runs(self, _: ApiRequest) -> HttpAnswer:
+        from holdfast.serving.answers.runs import list_runs
+
+        with self._heavy:
+            return answer_json({"runs": list_runs(self._repo)})
+
+    def _answer_report(self, request: ApiRequest) -> HttpAnswer:
+        from holdfast.serving.answers.runs import compare_runs
+
+        a, b = (request.read_required(side) for side in "ab")
+        with self._heavy:
+            found = compare_runs(self._repo, a, b)
+        # The page is opened by its address alone, so that address is a secret like the token.
+        path = f"{REPORTS}{secrets.token_urlsafe(24)}"
+        with self._lock:
+            self._reports.put(path, found)
+        return answer_json({"headline": found.headline, "is_match": found.is_match, "path": path})
+
+    def answer_page(self, path: str) -> HttpAnswer | None:
+        """Return the page of a report that was made before; None if the path is not that of one."""
+        with self._lock:
+            found = self._reports.get(path)
+        if found is None:
+            return None
+        policy = {"Content-Security-Policy": f"{found.policy}; frame-ancestors 'none'"}
+        return HttpAnswer(200, "text/html; charset=utf-8", found.page, policy)
 
     def _limit(self, values: Iterable[Json]) -> Iterator[Json]:
         """Yield values while at most `_HEAVY_AT_ONCE` streams compute; one that waits for its reader counts, too."""

@@ -132,7 +132,8 @@ class StoreServer:
         try:
             request = parse_request(target)
             if not is_data:
-                return find_page_file(request.path) or answer_refusal(404, "There is no page at this address.")
+                found = find_page_file(request.path) or self._api.answer_page(request.path)
+                return found or answer_refusal(404, "There is no page at this address.")
             return self._api.answer(request)
         except Exception as error:  # noqa: BLE001 - whatever it is, the browser gets a sentence and the server goes on
             return answer_error(error)

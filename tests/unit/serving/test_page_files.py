@@ -68,6 +68,8 @@ def test_nothing_is_loaded_from_elsewhere_and_no_text_becomes_markup() -> None:
             "compare.js",
             "sharing.js",
             "health.js",
+            "runs.js",
+            "cache.js",
             "errors.js",
             "router.js",
             "elements.js",

@@ -50,8 +50,7 @@ _PLACEHOLDER: Final = re.compile(r"@(policy|title|headline|style|data|script)@")
 
 def render_html(report: Report) -> bytes:
     """Return the page, in ASCII."""
-    style = _read("page.css")
-    script = '"use strict";\n' + "\n".join(map(_read_script, _SCRIPTS))
+    style, script = _read_parts()
     parts = {
         "policy": _make_policy(style, script),
         "title": html.escape(f"{report.a.name} and {report.b.name}: a comparison of runs"),
@@ -63,6 +62,16 @@ def render_html(report: Report) -> bytes:
     # In one pass: a replacement may itself contain a placeholder.
     page = _PLACEHOLDER.sub(lambda found: parts[found[1]], _read("page.html"))
     return page.encode("ascii", "xmlcharrefreplace")
+
+
+def make_policy() -> str:
+    """Return the content security policy of every report: only its own style and script, and no loading."""
+    return _make_policy(*_read_parts())
+
+
+def _read_parts() -> tuple[str, str]:
+    """Return the style and the script of the page."""
+    return _read("page.css"), '"use strict";\n' + "\n".join(map(_read_script, _SCRIPTS))
 
 
 def write_html(report: Report, path: str | os.PathLike[str]) -> None:

@@ -1,7 +1,9 @@
 // Starts the page: chooses the view of the address, and looks for new snapshots every few seconds.
 import { ask, takeToken } from "./api.js";
+import { openCache } from "./cache.js";
 import { openCompare } from "./compare.js";
 import { openHealth } from "./health.js";
+import { openRuns } from "./runs.js";
 import { openSharing } from "./sharing.js";
 import { byId, clean, el } from "./elements.js";
 import { showError } from "./errors.js";
@@ -18,9 +20,11 @@ const VIEWS = {
   tensor: { open: openTensor, title: "Tensor" },
   compare: { open: openCompare, title: "Compare" },
   sharing: { open: openSharing, title: "Sharing" },
+  runs: { open: openRuns, title: "Runs" },
+  cache: { open: openCache, title: "Cache" },
   health: { open: openHealth, title: "Health" },
 };
-const MENU = ["snapshots", "compare", "sharing", "health"];
+const MENU = ["snapshots", "compare", "sharing", "runs", "cache", "health"];
 const shown = { view: null, close: null, refresh: null, state: "", abort: new AbortController() };
 
 async function showRoute() {
