@@ -127,6 +127,9 @@ export class Grid {
     const total = this.total || 0;
     if (isForced) {
       this.body.style.height = total * ROW + "px";
+      // A short table is as high as its rows.
+      const wanted = total * ROW + 52;
+      this.node.style.height = total && wanted < Math.min(620, 0.7 * window.innerHeight) ? Math.max(140, wanted) + "px" : "";
       this.empty.hidden = this.total !== 0;
       this.node.setAttribute("aria-rowcount", String(total + 1));
       this.pool.forEach((row) => { row.dataset.at = ""; });
