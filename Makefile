@@ -31,8 +31,8 @@ help:
 setup: $(READY) ## build .venv with the package and torch, pinned by constraints.txt; other targets add what they need
 	@echo "ready: $(BIN)"
 
-demo: $(READY) ## train, kill, resume bit-exactly, fine-tune; 2 ranks save, 1 and 3 continue: about a minute
-	@$(BIN)/python examples/demo.py
+demo: $(READY) ## train, kill, resume bit-exactly, fine-tune; 2 ranks save, 1 and 3 continue: a minute; keeps its store in /tmp
+	@$(BIN)/python examples/demo.py --keep "$$(mktemp -d -t holdfast-demo-XXXXXX)/store"
 
 test: $(READY_INTEGRATIONS) ## run the tests but those of `make check` (SLOW=1: slow ones too; JOBS=0: in one process; ARGS=... for pytest)
 	@$(BIN)/python -m pytest --hypothesis-profile=ci $(SHARED) $(NOT_SLOW) $(if $(ARGS),$(ARGS),--ignore=tests/architecture)

@@ -46,6 +46,8 @@ PAGES: Final = (
             "holdfast.facade.IntoChoices",
             "holdfast.facade.FollowChoices",
             "holdfast.facade.Follower",
+            "holdfast.facade.ServeChoices",
+            "holdfast.facade.StoreServer",
             "holdfast.facade.Restored",
             "holdfast.facade.SaveHandle",
             "holdfast.facade.ExportChoices",

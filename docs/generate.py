@@ -75,7 +75,7 @@ def find_old_pictures(root: Path) -> list[str]:
     digests = [digest_result(root / path) for path in (RESULT, COMPILE_RESULT) if (root / path).is_file()]
     stale = find_stale_pictures(root / PICTURES, *digests)
     # A screenshot shows no result.
-    return [f"{PICTURES}/{name}" for name in stale if not name.startswith("report-")]
+    return [f"{PICTURES}/{name}" for name in stale if not name.startswith(("report-", "serve-"))]
 
 
 def find_stale(root: Path) -> list[str]:

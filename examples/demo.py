@@ -276,6 +276,8 @@ def show_commands(root: Path, *, name: str, kept: bool) -> None:
     command = "holdfast" if shutil.which("holdfast") else Path(sys.executable).with_name("holdfast")
     for arguments in ("ls", f"show {name}", "du", "check --read"):
         print(f"  {command} -s {root} {arguments}")
+    print_headline("Show it in a browser:")
+    print(f"  {command} -s {root} serve")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -18,9 +18,8 @@ from holdfast.display.bars import make_progress
 from holdfast.errors import StoreError
 from holdfast.files.keep import GetChoices, KeepOptions, Paths, PutChoices, keep_files, plan_sources, restore_files
 from holdfast.json_text import Json
-from holdfast.objects.disk_cache import attach_cache
 from holdfast.objects.protocol import ObjectStore
-from holdfast.objects.url import open_store
+from holdfast.objects.url import open_chosen
 from holdfast.progress import ProgressChoice, Silent
 from holdfast.query.bisect import Bisection
 from holdfast.query.lineage import LineageLog
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from holdfast.mirror.mirror import Mirror
     from holdfast.mirror.views import Views
     from holdfast.series.follow import FollowChoices, Follower
+    from holdfast.serving.server import ServeChoices, StoreServer
     from holdfast.snapshot.into.held import HeldMemory
     from holdfast.snapshot.load.options import Aliases
     from holdfast.snapshot.optimizers import Optimizers
@@ -115,7 +115,7 @@ class Store:
     def repository(self) -> Repository:
         """The underlying repository, for functions that take one."""
         if os.getpid() != self._pid:
-            self._attach(_open_objects(self._verify_shared(), self._options), self._handle.identity.store_id)
+            self._attach(open_chosen(self._verify_shared(), self._options), self._handle.identity.store_id)
         return self._handle
 
     def __repr__(self) -> str:
@@ -541,6 +541,12 @@ class Store:
         repo, bar = self.repository, make_progress(progress)
         return collect(repo.store, rules, store_id=repo.identity.store_id, progress=bar)
 
+    def serve(self, **choices: Unpack[ServeChoices]) -> StoreServer:
+        """Start a read-only web server on this machine, and return it: its `url` shows the store in a browser."""
+        from holdfast.serving.server import start_server
+
+        return start_server(self.repository, **choices)
+
     def statistics(self) -> HandleStatistics:
         """Return how many entries this handle mapped or could not map so far, and how long each stage took."""
         return self.repository.counters.read()
@@ -590,11 +596,5 @@ class Store:
 
 def make_store(url: str, budget_bytes: int, types: Sequence[type], options: dict[str, Any], store_id: str) -> Store:
     """Return the store at a path or URL; writes nothing."""
-    return Store(
-        _open_objects(url, options), budget_bytes=budget_bytes, types=types, options=options, store_id=store_id
-    )
-
-
-def _open_objects(url: str, options: Mapping[str, Any]) -> ObjectStore:
-    chosen = {name: options[name] for name in ("read_only", "single_writer", "storage_options") if name in options}
-    return attach_cache(open_store(url, **chosen), options.get("cache"))
+    objects = open_chosen(url, options)
+    return Store(objects, budget_bytes=budget_bytes, types=types, options=options, store_id=store_id)

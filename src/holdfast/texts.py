@@ -1,8 +1,9 @@
-"""Texts that people read and write: a few names of many, a list of lines, a long text cut short, a size, a duration."""
+"""Texts that people read and write: some names of many, lists of lines, texts cut short, sizes, times, durations."""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -39,6 +40,15 @@ def format_bytes(size_bytes: int) -> str:
     while abs(size) >= 1000 and unit + 1 < len(_BYTE_UNITS):
         size, unit = size / 1024, unit + 1
     return f"{size_bytes} B" if not unit else f"{size:.{0 if abs(size) >= 100 else 1}f} {_BYTE_UNITS[unit]}"
+
+
+def format_utc(time_s: float) -> str | None:
+    """Return a time as ISO 8601 in UTC, or None if it is no date."""
+    try:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time_s))
+    except (OverflowError, ValueError, OSError):
+        # A record can contain any number; not every number is a date.
+        return None
 
 
 def count(number: int, noun: str) -> str:

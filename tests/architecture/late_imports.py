@@ -9,6 +9,7 @@ from tests.architecture.sources import Import, Source, iter_imports
 
 _RUNS: Final = "needs torch, and `holdfast run --help` does not"
 _STORE: Final = "needs torch, and opening, listing and checking a store does not"
+_SERVING: Final = "needs torch, which takes two seconds to import; the list of snapshots is shown without"
 _WHOLE: Final = "imports torch's compiler, which takes two seconds; a callable that is stored as a whole does without"
 _SAVING: Final = "imports what saves, which takes 0.1 s; a hit only reads"
 
@@ -45,11 +46,10 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
         "tqdm": "optional, and imported only for a bar that the caller asked for",
         "rich": "takes as long as all other imports together; only a bar that the caller asked for needs it",
     },
-    "repo/format/codecs/codec.py": {
     "tensors/device_digest/choice.py": {
         "holdfast.tensors.device_digest.triton_launch": "needs Triton, which torch for the CPU does not bring along"
     },
-    "repo/format/codec.py": {
+    "repo/format/codecs/codec.py": {
         "blosc2": "takes 0.2 s to import, more than all other imports; only encoded chunks need it"
     },
     "repo/format/codecs/delta.py": {"numpy": "only deltas need it, and Blosc2 has imported it by then"},
@@ -74,6 +74,13 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
         "holdfast.compile_cache.whole": "only whole=True needs it",
     },
     "opening.py": {"holdfast.mirror.mirror": "starts processes; only a store with a mirror needs it"},
+    "serving/answers/diffs.py": {"holdfast.diff.values": "needs torch; only a diff of values uses it"},
+    "serving/routes.py": {
+        "holdfast.serving.answers.runs": _SERVING,
+        "holdfast.serving.answers.tensors": _SERVING,
+        "holdfast.snapshot.view": _SERVING,
+        "holdfast.trees.registered": _SERVING,
+    },
     "facade.py": {
         "holdfast.capture": _STORE,
         "holdfast.checkpointing": _STORE,
@@ -81,6 +88,7 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
         "holdfast.diff": _STORE,
         "holdfast.distributed.checkpoint": _STORE,
         "holdfast.series": _STORE,
+        "holdfast.serving": _STORE,
         "holdfast.formats": _STORE,
         "holdfast.mirror": _STORE,
         "holdfast.snapshot": _STORE,

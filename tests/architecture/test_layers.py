@@ -27,7 +27,7 @@ LAYERS: Final = (
     ("distributed",),
     ("compile_cache", "capture"),
     ("mirror",),
-    ("checkpointing", "formats", "series"),
+    ("checkpointing", "formats", "series", "serving"),
     ("facade",),
     ("opening",),
     ("compiling", "content_store", "dcp", "integrations"),
@@ -74,6 +74,7 @@ ROOMS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     ),
     "formats": (("receipt",), ("cast_errors", "cell_digest"), ("reading", "writing"), ("*",)),
     "capture": (("stored",), ("compare",), ("record", "report")),
+    "serving": (("access", "request", "answer", "listing"), ("answers", "page_files"), ("routes",), ("server",)),
     "cli": (("output", "verb"), ("lookup",), ("verbs",), ("grammar",), ("main",)),
 }
 

@@ -144,12 +144,26 @@ class Browser:
 
     def open(self, path: Path) -> None:
         """Open a file, and wait until it is loaded."""
+        self.visit(path.as_uri())
+
+    def visit(self, url: str) -> None:
+        """Open an address, and wait until it is loaded; an address on the same page is not loaded again."""
         self.requests.clear()
         self.complaints.clear()
-        loader = self.call("Page.navigate", url=path.as_uri())["loaderId"]
+        loader = self.call("Page.navigate", url=url).get("loaderId")
         # The blank page before it was loaded as well, and may say so late.
-        while loader not in self._loaded:
+        while loader is not None and loader not in self._loaded:
             self._next()
+
+    def wait_for(self, condition: str) -> None:
+        """Wait until a JavaScript expression is true; raises AssertionError after a minute."""
+        script = (
+            "new Promise((done) => { const start = performance.now(); const look = () => { let found = false;"
+            f" try {{ found = Boolean({condition}); }} catch {{ found = false; }}"
+            f" if (found || performance.now() - start > {1000 * _TIMEOUT_S / 2}) done(found);"
+            " else setTimeout(look, 20); }; look(); })"
+        )
+        assert self.run(script), f"this did not become true: {condition}; {self.complaints}"
 
     def run(self, script: str) -> Any:
         """Return what a JavaScript expression, or its promise, is worth."""
@@ -165,8 +179,17 @@ class Browser:
 
     def press(self, key: str) -> None:
         """Press and release a key that has a name."""
-        codes = {"Enter": 13, "Escape": 27, "ArrowDown": 40, "ArrowUp": 38, "ArrowRight": 39, "End": 35, "Tab": 9}
-        text = {"text": "\r"} if key == "Enter" else {}
+        codes = {
+            "Enter": 13,
+            "Escape": 27,
+            "ArrowDown": 40,
+            "ArrowUp": 38,
+            "ArrowRight": 39,
+            "End": 35,
+            "Tab": 9,
+            " ": 32,
+        }
+        text = {"text": {"Enter": "\r", " ": " "}[key]} if key in ("Enter", " ") else {}
         parameters = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key]}
         self.call("Input.dispatchKeyEvent", type="keyDown", **parameters, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", **parameters)

@@ -257,6 +257,28 @@ def test_a_report_of_equal_runs_is_quiet(browser: Browser, tmp_path: Path) -> No
     assert browser.complaints == []
 
 
+def test_an_equal_environment_takes_no_card_of_its_own(browser: Browser, tmp_path: Path) -> None:
+    place = tmp_path / "equal.html"
+    diff = RunDiff("a", "b", None, steps=(StepDiff(0, {"equal": 1}),))
+    write_html(Report(RunFacts("a"), RunFacts("b"), diff, ((0,), (0,))), place)
+
+    browser.open(place)
+
+    assert browser.run("document.querySelectorAll('#facts > .card').length") == 1
+    assert "the same in both runs" in browser.run(_text("#facts"))
+
+
+def test_classes_are_explained_axes_have_names_and_names_are_not_cut(opened: Browser) -> None:
+    assert "computed from is equal" in opened.run("document.querySelector('.row .pill.c-origin').title")
+    assert "The cause is earlier" in opened.run("document.querySelector('[data-verdict=PROPAGATED]').title")
+    for plot, name in (("#steps-plot", "step"), ("#depth-plot", "tensors, in the order in which they were computed")):
+        found = opened.run(f"[...document.querySelectorAll('{plot} .axis-name')].map((node) => node.textContent)")
+        assert found == [name, "relative L2"]
+    cells = "[...document.querySelectorAll('.row:not([hidden]) .name')]"
+    assert opened.run(f"{cells}.filter((cell) => cell.scrollWidth > cell.clientWidth).length") == 0
+    assert opened.run("document.querySelector('#theme').textContent") == "System theme"
+
+
 HOSTILE: Final = (
     "<img src=//evil.example/x onerror=document.title='owned'></script><script>document.title='owned'</script>"
 )

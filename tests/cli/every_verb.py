@@ -74,6 +74,8 @@ READING: Final = [
     "cache clear --json",
     f"cache why {KEY} {OTHER_KEY}",
     f"cache why {KEY} {OTHER_KEY} --json",
+    "serve --no-browser --timeout 0s",
+    "serve --no-browser --timeout 0s --host localhost --port 0 --json",
     "doctor",
     "doctor --json",
 ]

@@ -102,6 +102,7 @@ VERBS = [
     "mirror",
     "cache",
     "run",
+    "serve",
     "doctor",
     "completion",
     "help",

@@ -32,6 +32,7 @@ def test_the_demo_holds_and_keeps_its_store(tmp_path: Path) -> None:
     assert "yes: nothing is damaged or missing" in run.stdout
     assert "NO:" not in run.stdout
     assert f"-s {place} show run/step-6" in run.stdout
+    assert f"-s {place} serve" in run.stdout
     assert run.stderr == ""
     shown = subprocess.run(
         [Path(sys.executable).with_name("holdfast"), "-s", str(place), "ls"], capture_output=True, text=True, check=True

@@ -93,7 +93,7 @@ READING: Final = frozenset(
         "diff",
     }
     | {"best", "bisect", "plan_prune", "statistics", "close", "repository", "url", "open_file", "manager"}
-    | {"export", "export_async", "verify_export", "follow"}
+    | {"export", "export_async", "verify_export", "follow", "serve"}
 )
 RECORDING: Final = frozenset({"record", "compiler"})
 """Change the store by saves and leases alone, and let no trouble with it reach the training: see below."""

@@ -34,6 +34,7 @@ _SUMMARIES: Final = {
     "mirror": "upload what a mirror of the store lacks",
     "cache": "manage compiled graphs",
     "run": "list recorded runs, and find where two diverge",
+    "serve": "show the store in a browser",
     "doctor": "check the store and its filesystem",
     "completion": "print the completion script of a shell",
     "help": "show the help page of a verb",
@@ -112,6 +113,8 @@ def _declare_upkeep(name: str, parser: ArgumentParser) -> None:  # noqa: C901 - 
             from holdfast.cli.verbs.cache import declare_cache as declare
         case "run":
             from holdfast.cli.verbs.run import declare_run as declare
+        case "serve":
+            from holdfast.cli.verbs.serve import declare_serve as declare
         case "doctor":
             from holdfast.cli.verbs.doctor import declare_doctor as declare
         case "completion":

@@ -16,11 +16,11 @@ from holdfast.progress import Progress, Silent
 from holdfast.repo.stages import Stages
 from holdfast.texts import count as count  # noqa: PLC0414 - the verbs import it from here
 from holdfast.texts import format_bytes as format_bytes  # noqa: PLC0414 - the verbs import it from here
+from holdfast.texts import format_utc as format_utc  # noqa: PLC0414 - the verbs import it from here
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-    from holdfast.diff.facts import LeafFacts
     from holdfast.repo.write.writer import SaveResult
 
 ColorChoice = Literal["auto", "always", "never"]
@@ -41,30 +41,11 @@ def format_time(time_s: float) -> str:
         return f"@{time_s:g}"
 
 
-def format_utc(time_s: float) -> str | None:
-    """Return a time as ISO 8601 in UTC, or None if it is no date."""
-    try:
-        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time_s))
-    except (OverflowError, ValueError, OSError):
-        return None
-
-
 def clean(text: str) -> str:
     """Return `text` with control characters, which could control a terminal or break a line, as escapes."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-
-
-def describe_facts(facts: LeafFacts) -> dict[str, Json]:
-    """Return the facts about a leaf as JSON."""
-    return {
-        "kind": facts.kind,
-        "dtype": facts.dtype or None,
-        "shape": None if facts.shape is None else list(facts.shape),
-        "bytes": facts.size_bytes,
-        "text": facts.text or None,
-    }
 
 
 def describe_saved(result: SaveResult) -> dict[str, Json]:

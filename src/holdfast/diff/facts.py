@@ -37,6 +37,16 @@ class LeafFacts:
         kind = "" if self.kind == "tensor" else f"{self.kind} "
         return kind + self.dtype + ("" if self.shape is None else f" {self.shape}")
 
+    def describe(self) -> dict[str, Json]:
+        """Return the facts as JSON."""
+        return {
+            "kind": self.kind,
+            "dtype": self.dtype or None,
+            "shape": None if self.shape is None else list(self.shape),
+            "bytes": self.size_bytes,
+            "text": self.text or None,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class LeafEntry:

@@ -61,11 +61,16 @@ def measure(repo: Repository, diff: Diff) -> Diff:
 
     At most 64 MiB of stored bytes are in memory at a time.
     """
+    return replace(diff, changes=tuple(iter_measured(repo, diff)))
+
+
+def iter_measured(repo: Repository, diff: Diff) -> Iterator[Change]:
+    """Yield the changes of a diff one by one, each with its distances, as `measure` finds them."""
     if not any(_is_measurable(change) for change in diff.changes):
-        return diff
+        yield from diff.changes
+        return
     with Opened(open_snapshot(repo, diff.a)) as before, Opened(open_snapshot(repo, diff.b)) as after:
-        sides = SnapshotSide(before), SnapshotSide(after)
-        return replace(diff, changes=tuple(_iter_measured(diff.changes, *sides)))
+        yield from _iter_measured(diff.changes, SnapshotSide(before), SnapshotSide(after))
 
 
 def _is_measurable(change: Change) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from holdfast.errors import BadName, StoreError
+from holdfast.objects.disk_cache import attach_cache
 from holdfast.objects.local.files import PosixFiles
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore
@@ -42,6 +43,12 @@ def verify_path(text: str) -> str:
     if is_url(text):
         raise BadName(f"{text} is a URL and not a local path; a directory of that name is ./{text}")
     return text
+
+
+def open_chosen(url: str, options: Mapping[str, Any]) -> ObjectStore:
+    """Open the object store at a path or URL with those of the options of `holdfast.open` that concern it."""
+    chosen = {name: options[name] for name in ("read_only", "single_writer", "storage_options") if name in options}
+    return attach_cache(open_store(url, **chosen), options.get("cache"))
 
 
 def open_store(

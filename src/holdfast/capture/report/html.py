@@ -21,7 +21,10 @@ from holdfast.capture.stored.runs import RunFacts
 from holdfast.json_text import Json
 from holdfast.objects.url import verify_path
 
-_SCRIPTS: Final = ("data.js", "table.js", "plots.js", "charts.js", "detail.js", "main.js")
+_SCRIPTS: Final = (
+    *("elements.js", "theme.js", "histogram.js"),
+    *("data.js", "table.js", "plots.js", "charts.js", "detail.js", "main.js"),
+)
 """In the order of their dependencies."""
 _TEXTS: Final = (
     "phase",
@@ -41,13 +44,13 @@ _COUNTS: Final = ("step", "rank", "call")
 _NUMBERS: Final = ("rel", "abs", "sqnr", "ulp", "mismatch")
 _DIGITS: Final = 9
 """More digits than a plot or table shows, and half of what a float64 would take in the file."""
+_MODULE_WORDS: Final = re.compile(r"^import .*;\n|^export (?=function|const)", re.MULTILINE)
 _PLACEHOLDER: Final = re.compile(r"@(policy|title|headline|style|data|script)@")
 
 
 def render_html(report: Report) -> bytes:
     """Return the page, in ASCII."""
-    style = _read("page.css")
-    script = '"use strict";\n' + "\n".join(map(_read, _SCRIPTS))
+    style, script = _read_parts()
     parts = {
         "policy": _make_policy(style, script),
         "title": html.escape(f"{report.a.name} and {report.b.name}: a comparison of runs"),
@@ -59,6 +62,16 @@ def render_html(report: Report) -> bytes:
     # In one pass: a replacement may itself contain a placeholder.
     page = _PLACEHOLDER.sub(lambda found: parts[found[1]], _read("page.html"))
     return page.encode("ascii", "xmlcharrefreplace")
+
+
+def make_policy() -> str:
+    """Return the content security policy of every report: only its own style and script, and no loading."""
+    return _make_policy(*_read_parts())
+
+
+def _read_parts() -> tuple[str, str]:
+    """Return the style and the script of the page."""
+    return _read("page.css"), '"use strict";\n' + "\n".join(map(_read_script, _SCRIPTS))
 
 
 def write_html(report: Report, path: str | os.PathLike[str]) -> None:
@@ -77,6 +90,11 @@ def write_html(report: Report, path: str | os.PathLike[str]) -> None:
 
 def _read(name: str) -> str:
     return (files("holdfast.capture.report") / "page" / name).read_text(encoding="utf-8")
+
+
+def _read_script(name: str) -> str:
+    """Return a script for a page that has only one: without the imports and exports of a module."""
+    return _MODULE_WORDS.sub("", _read(name))
 
 
 def _make_policy(style: str, script: str) -> str:

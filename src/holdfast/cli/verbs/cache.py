@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from holdfast.cli.lookup import open_for_plan, open_to_read
-from holdfast.cli.output import Output, count, format_bytes, format_time, format_utc
+from holdfast.cli.output import Output, count, format_bytes, format_time
 from holdfast.cli.verb import add_json, add_verb, add_yes, document
 from holdfast.compile_cache.artifacts.artifact import read_parts
 from holdfast.compile_cache.artifacts.catalog import StoredVariant, find_key_digest
+from holdfast.compile_cache.artifacts.described import describe_key, explain_key, find_undamaged
 from holdfast.compile_cache.artifacts.limits import (
     SYSTEM,
     CacheLimits,
@@ -23,8 +23,6 @@ from holdfast.compile_cache.artifacts.limits import (
     plan_limits,
     read_stored,
 )
-from holdfast.compile_cache.artifacts.why import Candidate, explain
-from holdfast.compile_cache.key_parts import GraphKey
 from holdfast.errors import AmbiguousName, BadName, NotFound
 from holdfast.json_text import Json
 from holdfast.repo.handle.repository import Repository
@@ -74,7 +72,7 @@ def _run_ls(options: Namespace, url: str, output: Output) -> int:
     store = open_to_read(url, output).store
     keys = read_stored(store)
     if options.json:
-        output.json({"store": store.url, "keys": [_describe_key(key) for key in keys]})
+        output.json({"store": store.url, "keys": [describe_key(key) for key in keys]})
     elif not keys:
         output.note(f"no compiled graph in {store.url}")
     else:
@@ -109,7 +107,7 @@ def _run_show(options: Namespace, url: str, output: Output) -> int:
         output.json(_read_part(repo, key, options.part))
         return 0
     if options.json:
-        output.json(_describe_key(key))
+        output.json(describe_key(key))
         return _note_damaged([key], output)
     facts = [("key", key.digest), ("used", format_time(key.used_s)), ("size", format_bytes(key.size_bytes))]
     undamaged = next((found for found in key.variants if not found.trouble), None)
@@ -229,20 +227,13 @@ def _run_why(options: Namespace, url: str, output: Output) -> int:
     newest = max(keys, key=_find_saved, default=None)
     a = _find_key(keys, options.a, repo) if options.a is not None or newest is None else newest
     others = [_find_key(keys, options.b, repo)] if options.b is not None else [key for key in keys if key is not a]
-    lines = _explain(repo, _find_undamaged(a), [_find_undamaged(key) for key in others]).splitlines()
+    lines = explain_key(repo, a, others).splitlines()
     if options.json:
         output.json({"store": repo.store.url, "key": a.digest, "lines": lines})
         return 0
     for line in lines:
         output.line(line)
     return 0
-
-
-def _explain(repo: Repository, a: StoredVariant, others: Sequence[StoredVariant]) -> str:
-    """Return how a key differs from the most similar of the other keys."""
-    key = GraphKey(a.key_digest, a.digests, read_parts(repo, a))
-    candidates = [Candidate(each.name, each.digests, partial(read_parts, repo, each), each.guards) for each in others]
-    return explain(key, candidates).text
 
 
 def _delete(
@@ -292,17 +283,12 @@ def _find_key(keys: Sequence[StoredKey], text: str, repo: Repository) -> StoredK
     return by_digest[found[0]]
 
 
-def _find_undamaged(key: StoredKey) -> StoredVariant:
-    """Return the first variant of a key that is not damaged; any of them has the parts of the key."""
-    return next((found for found in key.variants if not found.trouble), key.variants[0])
-
-
 def _find_saved(key: StoredKey) -> float:
     return max(found.snapshot.time_s for found in key.variants if found.snapshot)
 
 
 def _read_part(repo: Repository, key: StoredKey, part: str) -> Json:
-    parts = read_parts(repo, _find_undamaged(key))
+    parts = read_parts(repo, find_undamaged(key))
     if part not in parts:
         raise NotFound(f"a key has no part {part!r}; its parts are {', '.join(parts)}", name=part)
     return parts[part]
@@ -327,27 +313,3 @@ def _list_facts(found: StoredVariant) -> list[tuple[str, str]]:
         ("guards", found.guards or "none"),
         ("signed", "yes" if found.mac else "no"),
     ]
-
-
-def _describe_key(key: StoredKey) -> dict[str, Json]:
-    return {
-        "key": key.digest,
-        "bytes": key.size_bytes,
-        "used": format_utc(key.used_s),
-        "used_s": key.used_s,
-        "variants": [_describe_variant(found) for found in key.variants],
-    }
-
-
-def _describe_variant(found: StoredVariant) -> dict[str, Json]:
-    return {
-        "name": found.name,
-        "bytes": found.size_bytes,
-        "guards": found.guards,
-        "digests": dict(found.digests),
-        "compile_seconds": found.seconds,
-        "torch": found.torch,
-        "producer": found.producer,
-        "signed": bool(found.mac),
-        "damaged": str(found.trouble) if found.trouble else None,
-    }

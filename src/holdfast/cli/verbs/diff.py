@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from argparse import ArgumentParser, Namespace
 from typing import Final
 
 from holdfast.cli.lookup import open_to_read, read_named_snapshot
-from holdfast.cli.output import Output, Style, describe_facts, format_bytes
+from holdfast.cli.output import Output, Style, format_bytes
 from holdfast.cli.verb import add_json, document
-from holdfast.diff.changes import Change, Diff, Distance
+from holdfast.diff.changes import Diff
 from holdfast.diff.compare import compare
+from holdfast.diff.described import describe_diff
 from holdfast.digest import short_hex
-from holdfast.json_text import Json
 
 _MAX_LINES: Final = 50
 _STYLES: Final[dict[str, Style]] = {"added": "good", "removed": "bad", "changed": "warning"}
@@ -50,7 +49,7 @@ def run_diff(options: Namespace, url: str, output: Output) -> int:
 
         diff = measure(repo, diff)
     if options.json:
-        output.json(_describe(diff))
+        output.json(describe_diff(diff))
     else:
         _print(diff, output, limit=len(diff.changes) if options.all else _MAX_LINES, is_filtered=bool(options.only))
     return 0 if diff.is_equal else 1
@@ -67,53 +66,3 @@ def _print(diff: Diff, output: Output, *, limit: int, is_filtered: bool) -> None
         output.line(str(diff))
     else:
         output.line(f"{diff}; {format_bytes(diff.shared_bytes)} of {format_bytes(diff.b.logical_bytes)} shared")
-
-
-def _describe(diff: Diff) -> dict[str, Json]:
-    return {
-        "a": {"name": diff.a.name, "digest": diff.a.digest.hex()},
-        "b": {"name": diff.b.name, "digest": diff.b.digest.hex()},
-        "is_equal": diff.is_equal,
-        "added": len(diff.added),
-        "removed": len(diff.removed),
-        "changed": len(diff.changed),
-        "equal": diff.equal,
-        "equal_bytes": diff.equal_bytes,
-        "shared_bytes": diff.shared_bytes,
-        "changes": [_describe_change(change) for change in diff.changes],
-    }
-
-
-def _describe_change(change: Change) -> dict[str, Json]:
-    return {
-        "name": change.name,
-        "path": list(change.path),
-        "kind": change.kind,
-        "before": describe_facts(change.before) if change.before else None,
-        "after": describe_facts(change.after) if change.after else None,
-        "aspects": [
-            {"what": aspect.what, "before": aspect.before, "after": aspect.after, "part": aspect.part}
-            for aspect in change.aspects
-        ],
-        "distances": [_describe_distance(distance) for distance in change.distances],
-    }
-
-
-def _describe_distance(distance: Distance) -> dict[str, Json]:
-    return {
-        "part": distance.part,
-        "unit": distance.unit,
-        "total": distance.total,
-        "mismatches": distance.mismatches,
-        "max_abs": _describe_number(distance.max_abs),
-        "at": None if distance.at is None else list(distance.at),
-        "relative_l2": _describe_number(distance.relative_l2),
-        "cosine": _describe_number(distance.cosine),
-        "nan": list(distance.nan),
-        "inf": list(distance.inf),
-    }
-
-
-def _describe_number(value: float | None) -> Json:
-    # JSON has no infinity.
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 from functools import partial
-from typing import TypeVar
 
 from holdfast.cli.lookup import choose_tag, open_to_read, open_to_write, read_named_snapshot
 from holdfast.cli.output import Output, format_time, format_utc
@@ -16,12 +15,11 @@ from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.together import run_together
 from holdfast.objects.url import open_store
+from holdfast.query.described import describe_damage, split_damaged
 from holdfast.repo.format.layout import TAGS, natural_order, verify_user_name
 from holdfast.repo.handle.repository import init_repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, read_name
 from holdfast.repo.names.tags import Tag, delete_tag, iter_tags, read_tag, set_tag
-
-_Found = TypeVar("_Found", CommittedSnapshot, Tag)
 
 
 def declare_init(parser: ArgumentParser) -> None:
@@ -103,48 +101,16 @@ def _report_tag(tag: Tag, text: str, options: Namespace, output: Output) -> int:
     return 0
 
 
-def describe_snapshot(snapshot: CommittedSnapshot, tags: Iterable[Tag]) -> dict[str, Json]:
-    """Return a snapshot's record as JSON."""
-    return {
-        "name": snapshot.name,
-        "time": format_utc(snapshot.time_s),
-        "time_s": snapshot.time_s,
-        "entries": snapshot.num_entries,
-        "logical_bytes": snapshot.logical_bytes,
-        "digest": snapshot.digest.hex(),
-        "generation": snapshot.generation,
-        "tags": [tag.name for tag in tags if tag.snapshot_name == snapshot.name],
-        "metadata": snapshot.metadata,
-    }
-
-
 def label_tags(snapshot: CommittedSnapshot, tags: Iterable[Tag]) -> str:
     """Return the tags of a snapshot as text; marks tags that were set before its content changed."""
     own = [tag for tag in tags if tag.snapshot_name == snapshot.name]
     return ", ".join(tag.name if tag.digest == snapshot.digest else f"{tag.name} (changed since)" for tag in own)
 
 
-def split_damaged(found: Iterable[_Found | DamagedName]) -> tuple[list[_Found], list[DamagedName]]:
-    """Split a listing into intact and damaged items."""
-    intact: list[_Found] = []
-    damaged: list[DamagedName] = []
-    for item in found:
-        if isinstance(item, DamagedName):
-            damaged.append(item)
-        else:
-            intact.append(item)
-    return intact, damaged
-
-
 def print_damage(broken: Iterable[DamagedName], output: Output) -> None:
     """Print a message about each damaged name."""
     for name in broken:
         output.note(f"{name.stem} is damaged: {name.error}; run `holdfast check`")
-
-
-def describe_damage(name: DamagedName) -> dict[str, Json]:
-    """Return a damaged name as JSON."""
-    return {"key": name.stem, "error": str(name.error)}
 
 
 def _list_tags(store: ObjectStore, output: Output, *, as_json: bool) -> int:

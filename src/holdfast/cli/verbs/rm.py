@@ -9,11 +9,11 @@ from functools import partial
 from holdfast.cli.lookup import expand_names, explain_missing, open_for_plan
 from holdfast.cli.output import Output, count, format_bytes, format_time
 from holdfast.cli.verb import add_json, document
-from holdfast.cli.verbs.names import describe_snapshot, split_damaged
 from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.together import iter_together, run_together
+from holdfast.query.described import describe_snapshot, split_damaged
 from holdfast.repo.names.roots import read_live
 from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot, read_name
 from holdfast.repo.names.tags import Tag, iter_tags, read_tag

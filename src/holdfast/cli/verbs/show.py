@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from holdfast.cli.lookup import open_to_read, read_named_snapshot, suggest
-from holdfast.cli.output import Output, count, describe_facts, format_bytes, format_time
+from holdfast.cli.output import Output, count, format_bytes, format_time
 from holdfast.cli.verb import add_json, document
-from holdfast.cli.verbs.names import describe_snapshot, label_tags
+from holdfast.cli.verbs.names import label_tags
 from holdfast.digest import short_hex
 from holdfast.errors import NotFound
 from holdfast.json_text import Json, canonical_json
 from holdfast.objects.protocol import ObjectStore
+from holdfast.query.described import describe_snapshot
 from holdfast.query.lineage import LINEAGE, parse_lineage
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import pack_key
@@ -387,7 +388,7 @@ def _describe_leaves(leaves: Sequence[Described]) -> dict[str, Json]:
             {
                 "name": described.leaf.name,
                 "path": list(described.leaf.path_json),
-                **describe_facts(described.facts),
+                **described.facts.describe(),
                 "entries": [part.entry.name for part in described.parts.values()],
             }
             for described in leaves

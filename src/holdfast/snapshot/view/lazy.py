@@ -47,7 +47,7 @@ from holdfast.snapshot.view.display import (
     render_view,
 )
 from holdfast.snapshot.view.shared_memory import SharedMemory
-from holdfast.snapshot.view.slices import SliceIndex, read_slice
+from holdfast.snapshot.view.slices import SliceIndex, is_sliceable, read_slice
 from holdfast.tensors.fakes import find_fake_mode
 from holdfast.tensors.spec import TensorSpec, decode_spec
 from holdfast.texts import format_bytes
@@ -321,6 +321,11 @@ class LazyTensor:
     def size_bytes(self) -> int:
         """Its size in bytes, without deduplication."""
         return sum(entry.size_bytes for entry in self._entries())
+
+    @property
+    def is_sliceable(self) -> bool:
+        """Whether reading a slice reads only the chunks that contain it, and not the whole tensor."""
+        return self._is_ordinary and is_sliceable(self._read_spec()[1])
 
     @property
     def digest(self) -> Digest:

@@ -49,6 +49,11 @@ def read_slice(reader: SnapshotReader, entry: Entry, spec: TensorSpec, index: ob
     return apply_flags(tensor, TensorSpec(spec.dtype, (), (), conj=spec.conj, neg=spec.neg))
 
 
+def is_sliceable(spec: TensorSpec) -> bool:
+    """Return whether slices are read without the rest of the tensor; overlapping strides, for example, prevent it."""
+    return not spec.shape or _find_order(spec) is not None
+
+
 def _read_whole(reader: SnapshotReader, entry: Entry, spec: TensorSpec) -> torch.Tensor:
     block = plan_block([(entry, spec)], what=entry.name)
     reader.read_all([(fill.entry, fill.buffer) for fill in block.fills])

@@ -210,3 +210,14 @@ def test_rows_that_are_not_a_power_of_two_are_read_once() -> None:
 
     assert odd((slice(None), slice(0, 5))) == odd.tensor.nbytes
     assert odd(slice(None)) == odd.tensor.nbytes
+
+
+@pytest.mark.parametrize("kind", ["unfolded", "quantised"])
+def test_what_cannot_be_sliced_says_so(kind: str) -> None:
+    store = Store(MemoryStore())
+    store.save("a", {"odd": TENSORS[kind], "plain": TENSORS["transposed"], "scalar": TENSORS["scalar"]})
+    snapshot = store.snapshot("a")
+
+    assert not snapshot["odd"].is_sliceable
+    assert snapshot["plain"].is_sliceable
+    assert snapshot["scalar"].is_sliceable

@@ -59,7 +59,7 @@ function drawSteps() {
   const first = data.origin >= 0 ? rows.step[data.origin] : null;
   drawPlot(byId("steps-plot"), {
     label: `${MEASURES[chart.measure]}, the largest of each step, by phase` + (first === null ? "" : `; the runs diverge at step ${first}`),
-    from: from - pad, to: to + pad, isLinear: isCount, series,
+    xName: "step", yName: isCount ? "tensors" : MEASURES[chart.measure], from: from - pad, to: to + pad, isLinear: isCount, series,
     xTicks: pickTicks(chart.steps, 10).map((step) => [step, String(step)]),
     mark: first === null ? null : { x: first, text: "step " + first + ": the runs diverge", isAbove: true },
     describe: (point) => [`step ${point.x}, ${point.phase}`, describeAmount(point.value, isCount)],
@@ -98,7 +98,7 @@ function drawDepth() {
   const origin = here.indexOf(data.origin);
   drawPlot(byId("depth-plot"), {
     label: `${MEASURES[name]} of the ${count(here.length)} tensors of step ${chart.step}, in the order of the run`,
-    from: -0.5, to: Math.max(here.length - 0.5, 0.5), series, bands: bands.length < 40 ? bands : [],
+    xName: "tensors, in the order in which they were computed", yName: MEASURES[name], from: -0.5, to: Math.max(here.length - 0.5, 0.5), series, bands: bands.length < 40 ? bands : [],
     xTicks: roundTicks(here.length, 8),
     mark: origin < 0 ? null : { x: origin, text: "origin" },
     describe: ({ row, value }) => [fullName(row), `${text("phase", row)} ${text("kind", row)}, ${text("verdict", row)}`, describeAmount(value, false)],

@@ -1,4 +1,4 @@
-// The overview and the theme; starts all parts of the page.
+// The overview; starts all parts of the page.
 function startOverview() {
   byId("runs").append(el("code", { class: "side-a" }, clean(data.a.name)), el("span", { class: "muted" }, "  and  "), el("code", { class: "side-b" }, clean(data.b.name)));
   const verdict = byId("verdict");
@@ -21,7 +21,7 @@ function startOverview() {
 function startCounts() {
   for (const verdict of CLASSES) {
     const number = data.counts[verdict] || 0;
-    const tile = el("button", { type: "button", class: "tile " + className(verdict), "data-verdict": verdict, "aria-pressed": "false", onclick: () => pickVerdict(verdict) },
+    const tile = el("button", { type: "button", class: "tile " + className(verdict), "data-verdict": verdict, title: EXPLAINED[verdict], "aria-pressed": "false", onclick: () => pickVerdict(verdict) },
       el("span", {}, verdict), el("strong", {}, count(number)), el("small", {}, MEANING[verdict]));
     tile.disabled = !rows.text.includes(verdict);
     byId("counts").append(tile);
@@ -43,17 +43,20 @@ function startFacts() {
     ["Ranks", (run) => String(run.world)],
     ["Status", (run) => clean(run.status)],
     ["Started", (run) => (run.started ? clean(run.started) : "")],
+    ...(data.environment.length ? [] : [["Environment", () => "the same in both runs"]]),
   ];
   const head = () => el("thead", {}, el("tr", {}, el("td"), el("th", { scope: "col", class: "side-a" }, clean(data.a.name)), el("th", { scope: "col", class: "side-b" }, clean(data.b.name))));
   const body = el("tbody");
   for (const [title, show] of lines) body.append(el("tr", {}, el("th", { scope: "row" }, title), el("td", {}, show(data.a)), el("td", {}, show(data.b))));
   const card = el("section", { class: "card", "aria-label": "Runs" }, el("h2", {}, "Runs"), el("div", { class: "facts" }, el("table", {}, head(), body), drawNotes()));
   byId("facts").append(card);
+  byId("facts").classList.toggle("single", !data.environment.length);
+  if (!data.environment.length) return;
   const differences = el("tbody");
   for (const [key, a, b] of data.environment) differences.append(el("tr", {}, el("th", { scope: "row", class: "mono name" }, clean(key)), el("td", { class: "mono" }, clean(a)), el("td", { class: "mono" }, clean(b))));
   byId("facts").append(el("section", { class: "card", "aria-label": "Environment" },
-    el("h2", {}, data.environment.length ? `Environment: ${count(data.environment.length)} differ` : "Environment"),
-    data.environment.length ? el("div", { class: "facts", tabindex: "0" }, el("table", {}, head(), differences)) : el("p", { class: "muted" }, "The same in both runs.")));
+    el("h2", {}, `Environment: ${count(data.environment.length)} differ`),
+    el("div", { class: "facts", tabindex: "0" }, el("table", {}, head(), differences))));
 }
 
 function drawNotes() {
@@ -66,23 +69,6 @@ function drawNotes() {
   return list.children.length ? list : null;
 }
 
-const THEMES = { auto: "Theme: system", light: "Theme: light", dark: "Theme: dark" };
-
-function startTheme() {
-  let theme = "auto";
-  const show = () => {
-    byId("theme").textContent = THEMES[theme];
-    if (theme === "auto") delete document.documentElement.dataset.theme;
-    else document.documentElement.dataset.theme = theme;
-  };
-  byId("theme").addEventListener("click", () => {
-    const names = Object.keys(THEMES);
-    theme = names[(names.indexOf(theme) + 1) % names.length];
-    show();
-  });
-  show();
-}
-
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") closeDetail();
   if (event.key === "/" && !["INPUT", "SELECT", "TEXTAREA"].includes(document.activeElement.tagName)) {
@@ -91,7 +77,7 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-startTheme();
+startTheme(byId("theme"));
 startOverview();
 startCounts();
 startFacts();

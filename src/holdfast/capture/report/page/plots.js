@@ -1,6 +1,6 @@
 // Plots as SVG: a logarithmic scale, with separate lanes for equal, not measured and not finite.
-const HEIGHT = 250;
-const EDGE = { left: 74, right: 14, top: 22, bottom: 30 };
+const HEIGHT = 266;
+const EDGE = { left: 74, right: 14, top: 26, bottom: 44 };
 const LANE = 22;
 const LANES = { infinite: "not finite", unknown: "not measured", equal: "equal" };
 const MEASURES = { rel: "relative L2", abs: "largest difference", ulp: "ULP", count: "tensors that differ" };
@@ -49,7 +49,7 @@ function niceGap(least) {
   return Math.max(1, gap);
 }
 
-// spec: label, from, to, isLinear, xTicks [[x, text]], bands [[from, to, text]], mark {x, text},
+// spec: label, xName, yName, from, to, isLinear, xTicks [[x, text]], bands [[from, to, text]], mark {x, text},
 // series [{name, css, isLine, points: [{x, value, row}]}], describe(point), choose(point).
 function drawPlot(host, spec) {
   const width = Math.max(320, Math.round(host.clientWidth));
@@ -96,6 +96,8 @@ function drawGround(picture, spec, scale, x, width) {
   for (const [name, top] of scale.lanes) picture.append(svg("text", { x: EDGE.left - 8, y: top + 4, "text-anchor": "end" }, LANES[name]));
   if (scale.floor) picture.append(svg("line", { class: "rule", x1: EDGE.left, x2: width - EDGE.right, y1: scale.floor, y2: scale.floor }));
   picture.append(svg("line", { class: "axis", x1: EDGE.left, x2: width - EDGE.right, y1: bottom, y2: bottom }));
+  picture.append(svg("text", { class: "axis-name", x: width - EDGE.right, y: HEIGHT - 6, "text-anchor": "end" }, spec.xName));
+  picture.append(svg("text", { class: "axis-name", x: 0, y: 11 }, spec.yName));
   for (const [value, label] of spec.xTicks) {
     picture.append(svg("line", { class: "axis", x1: x(value), x2: x(value), y1: bottom, y2: bottom + 4 }));
     picture.append(svg("text", { x: x(value), y: bottom + 18, "text-anchor": "middle" }, label));

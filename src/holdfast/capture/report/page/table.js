@@ -2,16 +2,16 @@
 const ROW = 30;
 const SPARE = 6;
 const COLUMNS = [
-  { name: "verdict", title: "Class", width: "128px", show: (row) => text("verdict", row), tip: "ORIGIN, PROPAGATED, CLOSE, MISSING or EQUAL" },
+  { name: "verdict", title: "Class", width: "122px", show: (row) => text("verdict", row), tip: "ORIGIN: differs, its inputs do not. PROPAGATED: differs because its inputs do. CLOSE: within the tolerance. MISSING: in one run only. EQUAL: the same bytes." },
   { name: "step", title: "Step", width: "54px", number: true, show: (row) => String(rows.step[row]) },
   { name: "rank", title: "Rank", width: "54px", number: true, show: (row) => String(rows.rank[row]) },
   { name: "phase", title: "Phase", width: "86px", show: (row) => text("phase", row) },
   { name: "kind", title: "Kind", width: "92px", show: (row) => text("kind", row) },
   { name: "fqn", title: "Name", width: "minmax(180px, 2fr)", show: fullName, wide: true },
-  { name: "rel", title: "Rel. L2", width: "84px", number: true, show: (row) => short(rows.rel[row]), tip: "|a - b| / |a|" },
-  { name: "abs", title: "Max |d|", width: "84px", number: true, show: (row) => short(rows.abs[row]), tip: "the largest difference of two values" },
+  { name: "rel", title: "Rel. L2", width: "78px", number: true, show: (row) => short(rows.rel[row]), tip: "|a - b| / |a|" },
+  { name: "abs", title: "Max |d|", width: "78px", number: true, show: (row) => short(rows.abs[row]), tip: "the largest difference of two values" },
   { name: "cos", title: "Cosine", width: "84px", number: true, show: (row) => cosine(rows.cos[row]), tip: "cosine similarity of the two tensors" },
-  { name: "ulp", title: "ULP", width: "84px", number: true, show: (row) => ulps(rows.ulp[row]), tip: "the largest difference in units in the last place; > 1000 is more than rounding" },
+  { name: "ulp", title: "ULP", width: "78px", number: true, show: (row) => ulps(rows.ulp[row]), tip: "the largest difference in units in the last place; > 1000 is more than rounding" },
   { name: "mismatch", title: "Over tol.", width: "76px", number: true, show: (row) => percent(rows.mismatch[row]), tip: "share of values outside the tolerance" },
   { name: "bad", title: "NaN/Inf", width: "76px", show: (row) => text("bad", row), tip: "how many, in the first run and in the second" },
   { name: "dtype", title: "Tensor", width: "minmax(170px, 1fr)", show: (row) => text("dtype", row) + " " + text("shape", row) },
@@ -36,8 +36,10 @@ function cosine(value) {
 
 function startTable() {
   const isOneRank = rows.rank.every((rank) => rank === rows.rank[0]);
-  table.columns = COLUMNS.filter((column) => !(isOneRank && column.name === "rank"));
-  table.template = table.columns.map((column) => column.width).join(" ");
+  const isEmpty = (name) => rows[name].every((value) => rows.text[value] === "");
+  const unused = new Set([isOneRank ? "rank" : "", isEmpty("bad") ? "bad" : "", isEmpty("source") ? "source" : ""]);
+  table.columns = COLUMNS.filter((column) => !unused.has(column.name));
+  table.template = table.columns.map((column) => (column.wide ? fitNames() : column.width)).join(" ");
   table.head = el("div", { class: "head", role: "row" });
   for (const column of table.columns) {
     const button = el("button", { type: "button", title: column.tip, onclick: () => sortBy(column.name) }, column.title);
@@ -63,6 +65,13 @@ function startTable() {
   for (const [name, title] of CHOICES) addChoice(name, title, isOneRank);
   refilter();
   if (data.origin >= 0) showFirst(data.origin);
+}
+
+// The column of names is as wide as the longest one, within reason: a name that is cut says little.
+function fitNames() {
+  let longest = 0;
+  for (let row = 0; row < rows.size; row++) longest = Math.max(longest, fullName(row).length);
+  return `minmax(${Math.max(180, Math.min(520, Math.ceil(7.6 * longest) + 24))}px, 2fr)`;
 }
 
 // Scroll to the origin, with a few rows before it.
@@ -239,7 +248,7 @@ function showRow(node, at, isUsed) {
   table.columns.forEach((column, index) => {
     const cell = node.children[index];
     const shown = column.show(row);
-    if (column.name === "verdict") Object.assign(cell.firstChild, { textContent: shown, className: "pill " + className(shown) });
+    if (column.name === "verdict") Object.assign(cell.firstChild, { textContent: shown, className: "pill " + className(shown), title: EXPLAINED[shown] || "" });
     else cell.firstChild.textContent = shown;
     if (column.name === "rel") cell.lastChild.style.width = heat(rows.rel[row]) + "px";
     if (column.wide || column.name === "dtype" || column.name === "source") cell.title = shown;

@@ -13,10 +13,11 @@ from typing import Final
 from holdfast.cli.lookup import list_chosen, open_to_read
 from holdfast.cli.output import Output, count
 from holdfast.cli.verb import add_json, add_query, document
-from holdfast.cli.verbs.names import print_damage, split_damaged
+from holdfast.cli.verbs.names import print_damage
 from holdfast.errors import NotBisectable
 from holdfast.json_text import Json
 from holdfast.query.bisect import Bisection, bisect, order_series
+from holdfast.query.described import split_damaged
 from holdfast.query.facts import Facts
 from holdfast.query.select import parse_query, read_facts, select
 from holdfast.texts import list_some

@@ -7,8 +7,9 @@ from argparse import ArgumentParser, Namespace
 from holdfast.cli.lookup import open_to_read, read_named_snapshot
 from holdfast.cli.output import Output, format_time
 from holdfast.cli.verb import add_json, document
-from holdfast.cli.verbs.names import describe_snapshot, label_tags
+from holdfast.cli.verbs.names import label_tags
 from holdfast.digest import short_hex
+from holdfast.query.described import describe_snapshot
 from holdfast.repo.names.tags import Tag, iter_tags
 from holdfast.repo.names.watch import NameWaiter, NameWatch
 from holdfast.texts import format_bytes, parse_duration

@@ -9,9 +9,10 @@ from typing import Final
 from holdfast.cli.lookup import explain_missing, list_names, open_to_read
 from holdfast.cli.output import Output, format_time
 from holdfast.cli.verb import add_json, add_query, document
-from holdfast.cli.verbs.names import describe_damage, describe_snapshot, label_tags, print_damage, split_damaged
+from holdfast.cli.verbs.names import label_tags, print_damage
 from holdfast.cli.verbs.search.ls import format_value
 from holdfast.json_text import Json
+from holdfast.query.described import describe_damage, describe_snapshot, split_damaged
 from holdfast.query.expression import FieldRef
 from holdfast.query.facts import Facts, make_facts
 from holdfast.query.globs import Glob, is_glob

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 from holdfast.cli.lookup import list_chosen, open_to_read
 from holdfast.cli.output import Output, format_bytes, format_time
 from holdfast.cli.verb import add_json, add_query, document
-from holdfast.cli.verbs.names import describe_damage, describe_snapshot, label_tags, print_damage, split_damaged
+from holdfast.cli.verbs.names import label_tags, print_damage
 from holdfast.cli.verbs.search.tree import describe_tree, list_tree
 from holdfast.digest import short_hex
 from holdfast.errors import BadExpression
 from holdfast.json_text import Json, canonical_json
+from holdfast.query.described import describe_damage, describe_snapshot, split_damaged
 from holdfast.query.expression import FieldRef, parse_fields
 from holdfast.query.facts import MISSING, Facts, make_facts
 from holdfast.query.globs import is_glob

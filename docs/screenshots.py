@@ -1,0 +1,76 @@
+"""Write pictures of every view of `holdfast serve`, light, dark and narrow: `python docs/screenshots.py FOLDER`.
+
+Those in docs/pictures are the light and the dark ones.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+# `python docs/screenshots.py` puts docs/ itself on the path, and `import tests` needs what is above it.
+if not __package__:
+    sys.path[0] = str(ROOT)
+
+from PIL import Image  # noqa: E402 - the path comes first
+
+from tests.browser.chromium import Browser, find_chromium  # noqa: E402 - the path comes first
+from tests.browser.stores import make_store  # noqa: E402 - the path comes first
+
+_A: Final = "llama/base/step-400"
+_B: Final = "llama/base/step-1200"
+_LEAF: Final = "model.layers.3.mlp.down_proj.weight"
+VIEWS: Final = {
+    "snapshots": (
+        "#/snapshots",
+        "document.querySelectorAll('#timeline path').length > 2 && document.querySelector('.row')",
+    ),
+    "snapshot": (f"#/snapshot?name={_B}", "document.querySelectorAll('.row').length > 4"),
+    "tensor": (
+        f"#/tensor?name={_A}&leaf={_LEAF}&other={_B}",
+        "['#heat canvas', '#histogram svg', '#values td'].every((place) => document.querySelector(place))",
+    ),
+    "sharing": ("#/sharing", "document.querySelector('#shared canvas') && document.querySelector('.row')"),
+    "runs": ("#/runs", "document.querySelector('.grid')"),
+    "cache": ("#/cache", "document.querySelector('.grid')"),
+    "health": ("#/health", "document.querySelector('#verdict-line .pill')"),
+    "compare": (
+        f"#/compare?a={_A}&b={_B}",
+        "document.querySelector('#layers canvas') && !document.querySelector('progress')",
+    ),
+}
+"""By name: the address, and what is true once the view is drawn."""
+SIZES: Final = {"light": (1280, 900, "light"), "dark": (1280, 900, "dark"), "narrow": (420, 900, "light")}
+
+
+def take_pictures(folder: Path) -> None:
+    """Write a PNG of each view in each size and scheme."""
+    program = find_chromium()
+    if program is None:
+        raise SystemExit("this needs Chromium: run `apt-get install chromium` as root")
+    with tempfile.TemporaryDirectory() as temporary:
+        store = make_store(Path(temporary) / "ckpts")
+        with store.serve() as server, Browser(program, Path(temporary)) as browser:
+            browser.visit(server.url)
+            base = server.url.partition("#")[0]
+            for size, (width, height, scheme) in SIZES.items():
+                browser.size(width, height)
+                browser.emulate(scheme=scheme)
+                for view, (address, is_drawn) in VIEWS.items():
+                    browser.visit("about:blank")
+                    browser.visit(base + address)
+                    browser.wait_for(is_drawn)
+                    browser.run("new Promise((done) => setTimeout(done, 400))")
+                    path = folder / f"serve-{view}-{size}.png"
+                    browser.screenshot(path)
+                    # A quarter of the size, and the same to the eye.
+                    with Image.open(path) as picture:
+                        picture.convert("RGB").quantize(128).save(path, optimize=True)
+                    print(path, *browser.complaints)
+
+
+if __name__ == "__main__":
+    take_pictures(Path(sys.argv[1]))

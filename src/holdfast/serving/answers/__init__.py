@@ -1,0 +1,1 @@
+"""What the API answers: snapshots, leaves, tensors, differences, each computed by functions that read a repository."""

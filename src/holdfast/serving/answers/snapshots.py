@@ -1,0 +1,173 @@
+"""Answers about many snapshots: a page of a list, columns for charts, and the sizes that need manifests."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from holdfast.errors import NotFound
+from holdfast.json_text import Json
+from holdfast.query.described import describe_damage, describe_snapshot
+from holdfast.query.facts import MISSING, Facts, is_finite
+from holdfast.query.globs import Glob, is_glob
+from holdfast.query.lineage import parse_lineage
+from holdfast.query.select import Query, parse_query, select
+from holdfast.repo.format.rank_manifests import Manifests, read_manifests
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import CommittedSnapshot
+from holdfast.repo.upkeep.usage import find_leases, find_new_bytes, find_stored_bytes
+from holdfast.serving.listing import StoreState
+
+MAX_PAGE: Final = 500
+MAX_POINTS: Final = 20_000
+"""Snapshots in the columns for charts; of more, the newest."""
+MAX_METRICS: Final = 24
+_EXPRESSION: Final = re.compile(r"[<>=~]|\bin\s*\(|\b(?:like|not)\s|\sexists\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which snapshots a request asks for, and in which order."""
+
+    match: str = ""
+    """A prefix of names, a glob, or a part of names."""
+    query: Query = field(default_factory=Query)
+
+
+def parse_choice(text: str, sort: str) -> Choice:
+    """Parse the filter box: an expression if it contains a comparison, else a text for names. Raises BadExpression."""
+    text = text.strip()
+    if _EXPRESSION.search(text):
+        return Choice("", parse_query(where=text, sort=sort or None))
+    return Choice(text, parse_query(sort=sort or None))
+
+
+def choose(state: StoreState, choice: Choice) -> list[Facts]:
+    """Return the chosen snapshots, in order."""
+    return select(_find_matching(state.facts, choice.match), choice.query)
+
+
+def _find_matching(facts: Sequence[Facts], text: str) -> Sequence[Facts]:
+    """Return those whose names begin with a text; else those that match it as a glob, or contain it."""
+    if not text:
+        return facts
+    found = [each for each in facts if each.snapshot.name.startswith(text)]
+    if not found and is_glob(text):
+        glob = Glob(text)
+        found = [each for each in facts if glob.matches(each.snapshot.name)]
+    return found or [each for each in facts if text in each.snapshot.name]
+
+
+def describe_page(state: StoreState, found: Sequence[Facts], offset: int, limit: int, *, url: str) -> dict[str, Json]:
+    """Return a part of the chosen snapshots, as `holdfast ls --json` prints them, with step, metrics and lineage."""
+    return {
+        "store": url,
+        "state": state.mark,
+        "total": len(found),
+        "offset": offset,
+        "metrics": find_metrics(state.facts),
+        "snapshots": [describe_facts(state, each) for each in found[offset : offset + limit]],
+        "damaged": [describe_damage(each) for each in state.damaged],
+    }
+
+
+def describe_facts(state: StoreState, facts: Facts) -> dict[str, Json]:
+    """Return one snapshot as JSON: its record, step, numbers by name, and what it was saved from."""
+    snapshot = facts.snapshot
+    lineage = parse_lineage(snapshot.environment)
+    step = facts.find_step()
+    return {
+        **describe_snapshot(snapshot, state.tags.get(snapshot.name, ())),
+        "environment": snapshot.environment,
+        "step": None if step is MISSING else step,
+        "numbers": {name: describe_number(value) for name, value in _iter_numbers(facts)},
+        "loaded": [origin.name for origin in lineage.loaded],
+        "previous": lineage.previous or None,
+    }
+
+
+def _iter_numbers(facts: Facts) -> Iterable[tuple[str, Json]]:
+    """Yield the metrics of a snapshot, and the numbers in its metadata."""
+    yield from ((name, value) for name, value in facts.iter_metrics() if _is_number(value))
+    metadata = facts.snapshot.metadata.items()
+    yield from ((name, value) for name, value in metadata if _is_number(value) and name != "step")
+
+
+def _is_number(value: Json) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def describe_number(value: Json) -> Json:
+    """Return a number for JSON, which has no infinity and no NaN: these as texts."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def find_metrics(facts: Iterable[Facts]) -> list[str]:
+    """Return the names of the numbers that snapshots have, the most frequent ones first."""
+    counts = Counter(name for each in facts for name, _ in _iter_numbers(each))
+    return sorted(counts, key=lambda name: (-counts[name], name))[:MAX_METRICS]
+
+
+def describe_series(state: StoreState, found: Sequence[Facts]) -> dict[str, Json]:
+    """Return the chosen snapshots as columns, oldest first: names, times, steps, sizes, and each number."""
+    shown = sorted(found, key=lambda each: each.snapshot.time_s)[-MAX_POINTS:]
+    numbers = [dict(_iter_numbers(each)) for each in shown]
+    return {
+        "state": state.mark,
+        "total": len(found),
+        "names": [each.snapshot.name for each in shown],
+        "time_s": [each.snapshot.time_s for each in shown],
+        "step": [step if is_finite(step := each.find_step()) else None for each in shown],
+        "logical_bytes": [each.snapshot.logical_bytes for each in shown],
+        "tags": {each.snapshot.name: list(each.tags) for each in shown if each.tags},
+        "numbers": {name: [_plot(row.get(name)) for row in numbers] for name in find_metrics(found)},
+    }
+
+
+def _plot(value: Json) -> Json:
+    return value if is_finite(value) else None
+
+
+def find_named(state: StoreState, name: str) -> Facts:
+    """Return the snapshot with a name, else the one with a tag; raises NotFound."""
+    for facts in state.facts:
+        if facts.snapshot.name == name:
+            return facts
+    for facts in state.facts:
+        if name in facts.tags:
+            return facts
+    raise NotFound(f"there is no snapshot or tag {name!r}; it may have been deleted", name=name)
+
+
+def read_sizes(repo: Repository, snapshot: CommittedSnapshot) -> dict[str, int]:
+    """Read the manifest of a snapshot and return the bytes that its save wrote, reused and stores."""
+    return describe_sizes(snapshot, read_manifests(repo.store, snapshot.manifest))
+
+
+def describe_sizes(snapshot: CommittedSnapshot, manifests: Manifests) -> dict[str, int]:
+    """Return the bytes that the save of a snapshot wrote, reused and stores, as `holdfast show --json` prints them."""
+    new_bytes = sum(find_new_bytes(find_leases(snapshot, manifests), manifests.iter_entries()))
+    stored = find_stored_bytes(manifests)
+    return {
+        "new_bytes": new_bytes,
+        "reused_bytes": manifests.content_bytes - new_bytes,
+        "stored_bytes": stored.total_bytes,
+        "packed_bytes": stored.packed_bytes,
+        "raw_bytes": stored.raw_bytes,
+        "manifest_bytes": stored.manifest_bytes,
+    }
+
+
+def describe_children(state: StoreState, name: str) -> list[str]:
+    """Return the names of the snapshots that were saved from a snapshot: after it was loaded, or next in its series."""
+    found = []
+    for each in state.facts:
+        lineage = parse_lineage(each.snapshot.environment)
+        origins = [origin.name for origin in lineage.loaded] or [lineage.previous]
+        if name in origins:
+            found.append(each.snapshot.name)
+    return sorted(found)[:MAX_PAGE]

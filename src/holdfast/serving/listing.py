@@ -1,0 +1,71 @@
+"""The names and tags of a store, read at most once a second however many requests ask for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.digest import fingerprint
+from holdfast.query.described import split_damaged
+from holdfast.query.facts import Facts, make_facts
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.listed import list_user_names
+from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName
+from holdfast.repo.names.tags import Tag, iter_tags
+
+_AGE_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """What a store contained at one moment."""
+
+    facts: tuple[Facts, ...]
+    """The user's snapshots, in no order."""
+    tags: Mapping[str, tuple[Tag, ...]]
+    """By the name of the snapshot."""
+    damaged: tuple[DamagedName, ...]
+    """Names and tags whose records are damaged."""
+    mark: str
+    """Changes whenever a snapshot or a tag is added, removed or replaced."""
+    read_s: float
+    """When it was read, by the store's clock."""
+
+
+class WatchedListing:
+    """The current state of a store. Safe in any thread: one thread reads, others wait for it."""
+
+    def __init__(self, repo: Repository) -> None:
+        """Watch a repository; nothing is read yet."""
+        self._repo = repo
+        self._lock = threading.Lock()
+        self._state: StoreState | None = None
+
+    def read(self) -> StoreState:
+        """Return the state of the store, at most a second old; raises StoreGone if the store is not there any more."""
+        with self._lock:
+            now_s = self._repo.store.clock()
+            if self._state is None or not 0 <= now_s - self._state.read_s < _AGE_S:
+                self._state = _read_state(self._repo, now_s)
+            return self._state
+
+
+def _read_state(repo: Repository, now_s: float) -> StoreState:
+    repo.read_same()
+    snapshots, damaged = split_damaged(list_user_names(repo.store, "", repo.records))
+    tags, damaged_tags = split_damaged(iter_tags(repo.store))
+    by_name: dict[str, tuple[Tag, ...]] = {}
+    for tag in sorted(tags, key=lambda tag: tag.name):
+        by_name[tag.snapshot_name] = (*by_name.get(tag.snapshot_name, ()), tag)
+    broken = (*damaged, *damaged_tags)
+    facts = tuple(make_facts(snapshots, tags, now_s=now_s))
+    return StoreState(facts, by_name, broken, _make_mark(snapshots, tags, broken), now_s)
+
+
+def _make_mark(snapshots: list[CommittedSnapshot], tags: list[Tag], damaged: tuple[DamagedName, ...]) -> str:
+    lines = [f"{each.name}\0{each.generation}" for each in snapshots]
+    lines += [f"{tag.name}\0{tag.snapshot_name}\0{tag.digest.hex()}" for tag in tags]
+    lines += [each.stem for each in damaged]
+    return fingerprint("\n".join(sorted(lines)).encode("utf-8", "surrogatepass")).hex()

@@ -1,0 +1,183 @@
+// The view of two snapshots: what changed, as a map of layers and kinds, and as a table; measured while it is shown.
+import { askLines } from "./api.js";
+import { bytes, drawHeat, drawScale, progress } from "./charts.js";
+import { clean, count, el, numeral, short } from "./elements.js";
+import { showError } from "./errors.js";
+import { Grid } from "./grid.js";
+import { address, go, note } from "./router.js";
+import { link } from "./snapshot.js";
+
+const MEASURES = { relative_l2: "relative L2", max_abs: "largest difference", angle: "1 - cosine" };
+const SIGNS = { added: "+", removed: "\u2212", changed: "~" };
+
+export async function openCompare(main, parameters, signal) {
+  const view = new CompareView(main, parameters, signal);
+  if (parameters.a && parameters.b) view.start();
+  return { close: () => view.grid && view.grid.close(), refresh: null };
+}
+
+class CompareView {
+  constructor(main, parameters, signal) {
+    Object.assign(this, { a: parameters.a || "", b: parameters.b || "", filter: parameters.filter || "", measure: parameters.measure in MEASURES ? parameters.measure : "relative_l2", group: parameters.group || "", signal });
+    this.rows = [];
+    this.order = [];
+    this.head = null;
+    this.error = el("div");
+    this.done = el("div", { class: "bar", id: "progress", "aria-live": "polite" });
+    this.counts = el("div", { class: "facts-row", id: "counts-row" });
+    const boxes = ["a", "b"].map((side) => el("input", { id: "side-" + side, value: this[side], placeholder: "a snapshot or a tag", autocomplete: "off", spellcheck: "false" }));
+    const form = el("form", { class: "bar filters" }, el("h1", { class: "small" }, "Compare"), el("label", { class: "side-a" }, "From ", boxes[0]), el("label", { class: "side-b" }, "to ", boxes[1]), el("button", { type: "submit" }, "Compare"),
+      el("button", { type: "button", class: "quiet", id: "swap", onclick: () => go("compare", { a: boxes[1].value, b: boxes[0].value }) }, "Swap"));
+    form.addEventListener("submit", (event) => { event.preventDefault(); go("compare", { a: boxes[0].value.trim(), b: boxes[1].value.trim() }); });
+    const hint = this.a && this.b ? null : el("p", { class: "muted" }, "Type two names, or choose two snapshots in ", link("snapshots", {}, "the list"), ".");
+    main.append(el("section", { class: "card" }, form, hint, this.error, this.done, this.counts));
+    if (!this.a || !this.b) {
+      boxes[0].focus();
+      return;
+    }
+    this.map = el("div", { id: "layers" });
+    this.groups = el("select", { "aria-label": "Which layers", onchange: (event) => { this.group = event.target.value; note({ group: this.group }); this.drawMap(); } });
+    const measures = el("select", { "aria-label": "Which measure", id: "measure", onchange: (event) => { this.measure = event.target.value; note({ measure: this.measure }); this.drawMap(); } }, Object.entries(MEASURES).map(([name, title]) => el("option", { value: name, selected: name === this.measure }, title)));
+    this.scale = el("span");
+    this.mapCard = el("section", { class: "card", "aria-labelledby": "layers-title", hidden: true }, el("div", { class: "bar" }, el("h2", { id: "layers-title" }, "Layers"), this.groups, measures, el("span", { class: "spring" }), this.scale), this.map);
+    this.box = el("input", { type: "search", value: this.filter, placeholder: "Filter by name", autocomplete: "off", spellcheck: "false", "aria-label": "Filter by name" });
+    this.status = el("span", { class: "muted", id: "shown", role: "status", "aria-live": "polite" });
+    this.table = el("div");
+    main.append(this.mapCard, el("section", { class: "card", "aria-labelledby": "changes-title" }, el("div", { class: "bar filters" }, el("h2", { id: "changes-title" }, "Changes"), el("label", { class: "search" }, this.box), this.status), this.table));
+    this.grid = new Grid(this.table, {
+      label: "Changes", sort: parameters.sort || "-relative_l2", columns: columns(),
+      read: async (offset, limit) => ({ total: this.order.length, rows: this.order.slice(offset, offset + limit) }),
+      open: (row) => this.open(row), onSort: (sort) => { note({ sort }); this.arrange(); },
+      empty: "No change to show.",
+    });
+    let timer = 0;
+    this.box.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(() => { this.filter = this.box.value; note({ filter: this.filter }); this.arrange(true); }, 120); });
+    document.addEventListener("themed", () => this.drawMap(), { signal });
+  }
+
+  async start() {
+    let drawn = 0;
+    this.done.replaceChildren(el("span", { class: "muted" }, "Reading both manifests\u2026"));
+    try {
+      for await (const found of askLines("diff", { a: this.a, b: this.b, values: "true" }, this.signal)) {
+        if (found.changes) this.rows.push(...found.changes.map(makeRow));
+        else this.head = found;
+        this.drawCounts();
+        if (performance.now() - drawn > 400) { this.update(); drawn = performance.now(); }
+      }
+      this.update();
+      this.done.replaceChildren();
+      this.grid.node.focus({ preventScroll: true });
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      this.done.replaceChildren();
+      showError(this.error, error);
+    }
+  }
+
+  update() {
+    this.arrange();
+    this.drawGroups();
+    this.drawMap();
+  }
+
+  drawCounts() {
+    const head = this.head;
+    const fact = (name, value, more) => el("div", { class: "fact" }, el("span", { class: "muted" }, name), el("strong", {}, value), el("small", { class: "muted" }, more));
+    this.counts.replaceChildren(fact("Changed", count(head.changed), "leaves differ"), fact("Added", count(head.added), "only in the second"), fact("Removed", count(head.removed), "only in the first"), fact("Equal", count(head.equal), bytes(head.equal_bytes)), fact("Shared", bytes(head.shared_bytes), "bytes in the same chunks"));
+    this.done.replaceChildren(...(this.rows.length < head.total ? [progress(this.rows.length, head.total), el("span", { class: "muted" }, `${count(this.rows.length)} of ${count(head.total)} measured`)] : []));
+    if (head.is_equal) this.done.replaceChildren(el("span", { class: "pill c-equal" }, "The snapshots are equal"));
+  }
+
+  arrange(isFresh) {
+    const words = this.filter.toLowerCase().split(/\s+/).filter(Boolean);
+    this.order = this.rows.filter((row) => words.every((word) => row.lower.includes(word)));
+    const field = this.grid.sort.replace(/^-/, ""), down = this.grid.sort.startsWith("-");
+    if (field) this.order.sort((p, q) => compareBy(p[field], q[field], down));
+    this.status.textContent = `${count(this.order.length)} of ${count(this.rows.length)}`;
+    this.grid.reload(isFresh);
+  }
+
+  // Names such as model.layers.3.attn.weight: the first number is the layer, what follows is the kind.
+  drawGroups() {
+    const found = new Map();
+    for (const row of this.rows) if (row.layer) found.set(row.layer.group, (found.get(row.layer.group) || 0) + 1);
+    const names = [...found].filter(([, size]) => size > 1).sort((p, q) => q[1] - p[1]).map(([name]) => name);
+    if (!names.includes(this.group)) this.group = names[0] || "";
+    this.groups.replaceChildren(...names.map((name) => el("option", { value: name, selected: name === this.group }, clean(name) || "(the tree)")));
+    this.mapCard.hidden = !names.length;
+  }
+
+  drawMap() {
+    const rows = this.rows.filter((row) => row.layer && row.layer.group === this.group && row[this.measure] !== null);
+    if (!rows.length) {
+      this.map.replaceChildren(el("p", { class: "muted" }, "No change of these layers can be measured."));
+      return;
+    }
+    const layers = [...new Set(rows.map((row) => row.layer.number))].sort((p, q) => p - q);
+    const kinds = [...new Set(rows.map((row) => row.layer.kind))];
+    const places = new Map(rows.map((row) => [row.layer.kind + "\n" + row.layer.number, row]));
+    const cell = (row, column) => places.get(kinds[row] + "\n" + layers[column]);
+    const values = rows.map((row) => row[this.measure]).filter((value) => value > 0 && Number.isFinite(value));
+    const low = Math.min(...values), high = Math.max(...values);
+    // Logarithmic: relative differences of layers are often powers of ten apart.
+    const share = (value) => (!(value > 0) ? 0 : !(high > low) ? 1 : 0.12 + (0.88 * Math.log(Math.min(value, high) / low)) / Math.log(high / low));
+    drawHeat(this.map, {
+      label: `${MEASURES[this.measure]} by layer and kind, from ${short(low)} to ${short(high)}`,
+      cells: kinds.map((_, row) => layers.map((_, column) => { const found = cell(row, column); return found ? found[this.measure] : null; })),
+      share, rowNames: kinds.map((kind) => clean(kind) || "(itself)"), columnNames: layers.map(String),
+      describe: (row, column) => { const found = cell(row, column); return found ? [clean(found.name), `${MEASURES[this.measure]} ${short(found[this.measure])}`] : [`${clean(kinds[row])}, layer ${layers[column]}`, "equal, or not there"]; },
+      choose: (row, column) => { const found = cell(row, column); if (found) this.open(found); },
+    });
+    this.scale.replaceChildren(...(values.length ? [drawScale(low, high, false)] : []));
+  }
+
+  open(row) {
+    if (!row.isTensor) return;
+    if (row.kind === "changed") go("tensor", { name: this.a, leaf: row.name, other: this.b });
+    else go("tensor", { name: row.kind === "added" ? this.b : this.a, leaf: row.name });
+  }
+}
+
+function makeRow(change) {
+  const facts = change.after || change.before, far = change.distances[0];
+  const number = (value) => (value === null || value === undefined ? null : numeral(value));
+  const cosine = far ? number(far.cosine) : null;
+  const what = facts.dtype ? `${facts.dtype} (${(facts.shape || []).join(", ")})` : facts.text || facts.kind;
+  return {
+    name: change.name, lower: change.name.toLowerCase(), kind: change.kind, what, how: describe(change), isTensor: Boolean(facts.dtype && facts.shape),
+    relative_l2: far ? number(far.relative_l2) : null, max_abs: far ? number(far.max_abs) : null, cosine, angle: cosine === null ? null : 1 - cosine,
+    share: far && far.total ? far.mismatches / far.total : null, layer: findLayer(change.name),
+  };
+}
+
+function findLayer(name) {
+  const keys = name.split("."), at = keys.findIndex((key) => /^\d{1,6}$/.test(key));
+  return at < 0 ? null : { group: keys.slice(0, at).join("."), number: Number(keys[at]), kind: keys.slice(at + 1).join(".") };
+}
+
+function describe(change) {
+  if (change.kind !== "changed") return change.kind;
+  return change.aspects.map((aspect) => (aspect.before || aspect.after ? `${aspect.what === "value" ? "" : aspect.what + " "}${aspect.before} \u2192 ${aspect.after}` : aspect.what)).join(", ");
+}
+
+function compareBy(p, q, down) {
+  if (typeof p === "string") return (down ? -1 : 1) * p.localeCompare(q, "en", { numeric: true });
+  const isKnown = (value) => value !== null && !Number.isNaN(value);
+  if (!isKnown(p) || !isKnown(q)) return Number(isKnown(q)) - Number(isKnown(p));
+  return down ? q - p : p - q;
+}
+
+function columns() {
+  const near = (value) => (value === null ? "" : Math.abs(1 - value) < 1e-4 && value !== 1 ? "1 - " + (1 - value).toExponential(1) : String(Number(value.toFixed(5))));
+  return [
+    { name: "kind", title: "", width: "40px", sort: "kind", show: (row) => el("span", { class: "sign-" + row.kind, title: row.kind }, SIGNS[row.kind]) },
+    { name: "name", title: "Name", main: true, width: "minmax(220px, 3fr)", sort: "name", show: (row) => clean(row.name) || "(the tree)" },
+    { name: "what", title: "What", wide: true, width: "minmax(130px, 1.4fr)", sort: "what", show: (row) => clean(row.what) },
+    { name: "how", title: "Differs in", wide: true, width: "minmax(110px, 1.2fr)", show: (row) => clean(row.how) },
+    { name: "relative_l2", title: "Rel. L2", number: true, width: "84px", sort: "relative_l2", tip: "|a - b| / |a|", show: (row) => short(row.relative_l2) },
+    { name: "max_abs", title: "Max |d|", number: true, width: "84px", sort: "max_abs", tip: "the largest difference of two values", show: (row) => short(row.max_abs) },
+    { name: "cosine", title: "Cosine", number: true, wide: true, width: "96px", sort: "angle", tip: "cosine similarity", show: (row) => near(row.cosine) },
+    { name: "share", title: "Differ", number: true, wide: true, width: "76px", sort: "share", tip: "share of values that differ", show: (row) => (row.share === null ? "" : Number((100 * row.share).toPrecision(3)) + " %") },
+  ];
+}

@@ -1,0 +1,94 @@
+// Starts the page: chooses the view of the address, and looks for new snapshots every few seconds.
+import { ask, takeToken } from "./api.js";
+import { openCache } from "./cache.js";
+import { openCompare } from "./compare.js";
+import { openHealth } from "./health.js";
+import { openRuns } from "./runs.js";
+import { openSharing } from "./sharing.js";
+import { byId, clean, el } from "./elements.js";
+import { showError } from "./errors.js";
+import { address, readRoute } from "./router.js";
+import { openSnapshot } from "./snapshot.js";
+import { openSnapshots } from "./snapshots.js";
+import { openTensor } from "./tensor.js";
+import { startTheme } from "./theme.js";
+
+const POLL_MS = 2500;
+const VIEWS = {
+  snapshots: { open: openSnapshots, title: "Snapshots" },
+  snapshot: { open: openSnapshot, title: "Snapshot" },
+  tensor: { open: openTensor, title: "Tensor" },
+  compare: { open: openCompare, title: "Compare" },
+  sharing: { open: openSharing, title: "Sharing" },
+  runs: { open: openRuns, title: "Runs" },
+  cache: { open: openCache, title: "Cache" },
+  health: { open: openHealth, title: "Health" },
+};
+const MENU = ["snapshots", "compare", "sharing", "runs", "cache", "health"];
+const shown = { view: null, close: null, refresh: null, state: "", abort: new AbortController() };
+
+async function showRoute() {
+  const { view, parameters } = readRoute();
+  const found = VIEWS[view];
+  shown.abort.abort();
+  shown.abort = new AbortController();
+  if (shown.close) shown.close();
+  Object.assign(shown, { close: null, refresh: null });
+  const main = byId("main");
+  byId("tip").hidden = true;
+  main.replaceChildren();
+  for (const link of byId("nav").children) link.setAttribute("aria-current", String(link.dataset.view === view ? "page" : "false"));
+  if (!found) {
+    showError(main, new Error("There is no such view: choose one above."));
+    return;
+  }
+  document.title = [parameters.leaf || parameters.name, found.title, "Holdfast"].filter(Boolean).map(clean).join(" \u00b7 ");
+  try {
+    const opened = await found.open(main, parameters, shown.abort.signal);
+    Object.assign(shown, opened);
+  } catch (error) {
+    if (error.name !== "AbortError") showError(main, error);
+  }
+}
+
+async function look() {
+  if (document.hidden) return;
+  try {
+    const { state } = await ask("changes");
+    byId("live").textContent = "Live";
+    byId("live").classList.remove("c-origin");
+    const isNew = shown.state && state !== shown.state;
+    shown.state = state;
+    if (isNew && shown.refresh) await shown.refresh();
+  } catch (error) {
+    byId("live").textContent = clean(error.message);
+    byId("live").classList.add("c-origin");
+  }
+}
+
+async function start() {
+  takeToken();
+  startTheme(byId("theme"));
+  for (const view of MENU) byId("nav").append(el("a", { href: address(view), "data-view": view }, VIEWS[view].title));
+  byId("skip").addEventListener("click", (event) => { event.preventDefault(); byId("main").focus(); });
+  document.addEventListener("keydown", (event) => {
+    const box = document.querySelector("input[type=search]");
+    if (event.key === "/" && box && !["INPUT", "SELECT", "TEXTAREA"].includes(document.activeElement.tagName)) {
+      event.preventDefault();
+      box.focus();
+    }
+  });
+  window.addEventListener("hashchange", () => { takeToken(); showRoute(); });
+  await showRoute();
+  try {
+    const store = await ask("store");
+    byId("store").replaceChildren(el("bdi", {}, clean(store.store)));
+    byId("store").title = clean(store.store);
+  } catch {
+    // The view has shown the error already.
+  }
+  await look();
+  setInterval(look, POLL_MS);
+}
+
+start();

@@ -1,0 +1,224 @@
+// The view of all snapshots: a filter, their numbers over steps or times, and a table.
+import { ask } from "./api.js";
+import { bytes, drawLines, sparkline, when } from "./charts.js";
+import { clean, count, el, numeral, short } from "./elements.js";
+import { showError } from "./errors.js";
+import { Grid } from "./grid.js";
+import { address, go, note } from "./router.js";
+
+const SHOWN_METRICS = 4, MAX_SERIES = 12;
+const SIZE = "size";
+
+export async function openSnapshots(main, parameters, signal) {
+  const view = new SnapshotsView(main, parameters, signal);
+  await view.start();
+  return { close: () => view.grid.close(), refresh: () => view.reload() };
+}
+
+class SnapshotsView {
+  constructor(main, parameters, signal) {
+    this.signal = signal;
+    this.filter = parameters.filter || "";
+    this.chosen = parameters.metric || "";
+    this.by = parameters.by === "time" ? "time" : "step";
+    this.picked = [];
+    this.sizes = new Map();
+    this.asked = new Set();
+    this.metrics = [];
+    this.box = el("input", { type: "search", id: "filter", value: this.filter, placeholder: "run1/   run*/step-?00   loss < 0.3 and age < 2d", autocomplete: "off", spellcheck: "false", "aria-describedby": "filter-help" });
+    this.status = el("span", { class: "muted", id: "shown", role: "status", "aria-live": "polite" });
+    this.strip = el("div", { class: "metrics", role: "group", "aria-label": "Numbers; press one to plot it" });
+    this.plot = el("div", { class: "plot", id: "timeline" });
+    this.error = el("div");
+    this.choice = el("div", { class: "bar", id: "picked" });
+    this.table = el("div");
+    main.append(
+      el("section", { class: "card", "aria-labelledby": "snapshots-title" },
+        el("div", { class: "bar filters" }, el("h1", { id: "snapshots-title", class: "small" }, "Snapshots"), el("label", { class: "search" }, el("span", { class: "hidden" }, "Filter"), this.box), this.status),
+        el("p", { class: "muted help", id: "filter-help" }, "A part of a name, a glob, or a condition on step, age, size, tag, metrics and metadata. Press / to type here."),
+        this.error, this.strip, this.drawChoices(), this.plot),
+      el("section", { class: "card", "aria-label": "Table of snapshots" }, this.choice, this.table));
+    this.grid = new Grid(this.table, {
+      label: "Snapshots", columns: this.makeColumns(), sort: parameters.sort || "-created",
+      read: (offset, limit, sort) => this.read(offset, limit, sort),
+      open: (row) => go("snapshot", { name: row.name }),
+      toggle: (row) => this.pick(row.name),
+      onSort: (sort) => note({ sort }),
+      seen: (rows) => this.wantSizes(rows),
+      empty: "No snapshot to show here. Clear the filter, or save one: new snapshots appear by themselves.",
+    });
+    let timer = 0;
+    this.box.addEventListener("input", () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => this.refilter(), 150);
+    });
+    new ResizeObserver(() => this.draw()).observe(this.plot);
+    document.addEventListener("themed", () => this.draw(), { signal });
+  }
+
+  async start() {
+    this.drawPicked();
+    await this.reload(true);
+    this.grid.node.focus({ preventScroll: true });
+  }
+
+  async refilter() {
+    this.filter = this.box.value;
+    note({ filter: this.filter });
+    await this.reload(true);
+  }
+
+  async reload(isFresh) {
+    this.asked.clear();
+    await Promise.all([this.readSeries(), this.grid.reload(isFresh)]);
+  }
+
+  async read(offset, limit, sort) {
+    const found = await ask("snapshots", { filter: this.filter, sort, offset, limit }, this.signal);
+    const metrics = found.metrics.slice(0, SHOWN_METRICS);
+    if (metrics.join("\n") !== this.metrics.join("\n")) {
+      this.metrics = metrics;
+      this.grid.setColumns(this.makeColumns());
+    }
+    const broken = found.damaged.length ? `; ${count(found.damaged.length)} damaged: run \`holdfast check\`` : "";
+    this.status.textContent = `${count(found.total)} ${found.total === 1 ? "snapshot" : "snapshots"}${broken}`;
+    return { total: found.total, rows: found.snapshots };
+  }
+
+  async readSeries() {
+    try {
+      this.series = await ask("series", { filter: this.filter }, this.signal);
+      this.error.replaceChildren();
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      // The table shows the same error.
+      this.series = null;
+    }
+    this.drawStrip();
+    this.draw();
+  }
+
+  makeColumns() {
+    const size = (name) => (row) => { const found = this.sizes.get(row.digest + row.generation); return found ? bytes(found[name]) : ""; };
+    const metrics = this.metrics.map((name, at) => ({ name: "number-" + name, title: clean(name), number: true, wide: [720, 860, 1280, 1280][at], sort: /^[A-Za-z_][\w.]*$/.test(name) ? name : null, width: "minmax(80px, 104px)", show: (row) => (name in row.numbers ? short(numeral(row.numbers[name])) : "") }));
+    return [
+      { name: "pick", title: "", width: "36px", show: (row) => this.drawPick(row.name) },
+      { name: "name", title: "Name", main: true, width: "minmax(230px, 3fr)", sort: "name", show: (row) => [el("a", { href: address("snapshot", { name: row.name }), tabindex: "-1" }, clean(row.name))] },
+      { name: "saved", title: "Saved", width: "152px", wide: true, sort: "created", show: (row) => when(row.time_s) },
+      { name: "step", title: "Step", number: true, width: "66px", sort: "step", show: (row) => (row.step === null ? "" : clean(row.step)) },
+      { name: "size", title: "Size", number: true, width: "80px", sort: "size", show: (row) => bytes(row.logical_bytes), tip: "the size of the values, without sharing" },
+      { name: "new", title: "New", number: true, wide: true, width: "80px", show: size("new_bytes"), tip: "bytes that this save wrote" },
+      { name: "reused", title: "Shared", number: true, wide: true, width: "80px", show: size("reused_bytes"), tip: "bytes that the store had already" },
+      { name: "stored", title: "Stored", number: true, wide: 980, width: "80px", show: size("stored_bytes"), tip: "bytes in packs and manifests, each chunk counted once" },
+      ...metrics,
+      { name: "tags", title: "Tags", wide: true, width: "minmax(70px, 1fr)", show: (row) => row.tags.map((tag) => el("span", { class: "pill c-close" }, clean(tag))) },
+      { name: "from", title: "Saved from", wide: 1380, width: "minmax(90px, 1.2fr)", tip: "what was loaded before, or the save before", show: (row) => clean(row.loaded[0] || row.previous || "") },
+    ];
+  }
+
+  drawPick(name) {
+    const box = el("input", { type: "checkbox", class: "pick", tabindex: "-1", "aria-label": "Compare " + clean(name) });
+    box.checked = this.picked.includes(name);
+    box.addEventListener("change", () => this.pick(name));
+    return [box];
+  }
+
+  pick(name) {
+    this.picked = this.picked.includes(name) ? this.picked.filter((each) => each !== name) : [...this.picked, name].slice(-2);
+    this.drawPicked();
+    this.grid.redraw();
+  }
+
+  drawPicked() {
+    const [a, b] = this.picked;
+    const hint = a === undefined ? "Choose two snapshots to compare them: click their boxes, or press Space." : "Choose one more.";
+    this.choice.replaceChildren(...(b === undefined
+      ? [el("span", { class: "muted" }, a === undefined ? "" : el("code", {}, clean(a)), " ", hint)]
+      : [el("code", { class: "side-a" }, clean(a)), el("span", { class: "muted" }, "and"), el("code", { class: "side-b" }, clean(b)), el("a", { class: "button", id: "compare", href: address("compare", { a, b }) }, "Compare")]));
+  }
+
+  // Sizes need manifests, so they are read only for rows that are visible.
+  async wantSizes(rows) {
+    const wanted = rows.filter((row) => !this.sizes.has(row.digest + row.generation) && !this.asked.has(row.name)).slice(0, 40);
+    if (!wanted.length || this.grid.isNarrow) return;
+    for (const row of wanted) this.asked.add(row.name);
+    try {
+      const found = await ask("sizes", { name: wanted.map((row) => row.name) }, this.signal);
+      for (const row of wanted) if (found.sizes[row.name]) this.sizes.set(row.digest + row.generation, found.sizes[row.name]);
+      this.grid.redraw();
+    } catch (error) {
+      if (error.name !== "AbortError" && error.kind !== "NotFound") showError(this.error, error);
+    }
+  }
+
+  drawChoices() {
+    const choose = (by) => { this.by = by; note({ by }); this.draw(); draw(); };
+    const buttons = { step: "By step", time: "By time" };
+    const bar = el("div", { class: "bar" });
+    const draw = () => bar.replaceChildren(...Object.entries(buttons).map(([by, title]) => el("button", { type: "button", class: "quiet", "data-by": by, "aria-pressed": String(this.by === by), onclick: () => choose(by) }, title)));
+    draw();
+    return bar;
+  }
+
+  drawStrip() {
+    const numbers = this.series ? this.series.numbers : {};
+    const names = Object.keys(numbers);
+    if (this.chosen !== SIZE && !names.includes(this.chosen)) this.chosen = names[0] || SIZE;
+    const card = (name, title, values, shown) => el("button", { type: "button", class: "tile metric", "data-metric": name, "aria-pressed": String(this.chosen === name), onclick: () => { this.chosen = name; note({ metric: name }); this.drawStrip(); this.draw(); } },
+      el("span", {}, title), el("strong", {}, shown), sparkline(this.split(values)));
+    const last = (values) => short(values.filter((value) => value !== null).at(-1));
+    const cards = names.slice(0, 7).map((name) => card(name, clean(name), numbers[name], last(numbers[name])));
+    const sizes = this.series ? this.series.logical_bytes : [];
+    cards.push(card(SIZE, "size", sizes, sizes.length ? bytes(sizes.at(-1)) : ""));
+    this.strip.replaceChildren(...(this.series && this.series.names.length ? cards : []));
+  }
+
+  // Returns the values of each series of names, such as those below run1/, the longest first.
+  split(values) {
+    const groups = new Map();
+    values.forEach((value, at) => {
+      const series = seriesOf(this.series.names[at]);
+      if (!groups.has(series)) groups.set(series, []);
+      if (value !== null) groups.get(series).push(value);
+    });
+    return [...groups.values()].sort((p, q) => q.length - p.length).slice(0, 3);
+  }
+
+  draw() {
+    if (!this.series || !this.series.names.length || !this.plot.clientWidth) {
+      this.plot.replaceChildren();
+      return;
+    }
+    const found = this.series, isSize = this.chosen === SIZE;
+    const values = isSize ? found.logical_bytes : found.numbers[this.chosen];
+    const byTime = this.by === "time" || !found.step.some((step) => step !== null);
+    const groups = new Map();
+    values.forEach((y, at) => {
+      const x = byTime ? found.time_s[at] : found.step[at];
+      if (y === null || x === null) return;
+      const name = found.names[at], series = seriesOf(name);
+      if (!groups.has(series)) groups.set(series, []);
+      groups.get(series).push({ x, y, name });
+    });
+    const series = [...groups].map(([name, points]) => ({ name: clean(name), points: points.sort((p, q) => p.x - q.x) }));
+    series.sort((p, q) => q.points.length - p.points.length);
+    const show = isSize ? bytes : short;
+    drawLines(this.plot, {
+      label: `${clean(this.chosen)} of ${count(values.length)} snapshots, over ${byTime ? "time" : "steps"}`,
+      xName: byTime ? "saved" : "step", series: series.length > MAX_SERIES ? joinRest(series) : series,
+      xWidth: byTime ? 160 : 90, showX: byTime ? when : (x) => count(x), showY: show,
+      describe: (point) => [clean(point.name), `${clean(this.chosen)} ${show(point.y)}`, byTime ? when(point.x) : "step " + count(point.x)],
+      choose: (point) => go("snapshot", { name: point.name }),
+    });
+  }
+}
+
+function seriesOf(name) {
+  return name.slice(0, name.lastIndexOf("/") + 1) || name;
+}
+
+// Beyond a dozen series, single snapshots are drawn as one series of points.
+function joinRest(series) {
+  const rest = series.slice(MAX_SERIES - 1).flatMap((one) => one.points).sort((p, q) => p.x - q.x);
+  return [...series.slice(0, MAX_SERIES - 1), { name: "others", points: rest }];
+}

@@ -1,0 +1,301 @@
+"""The API: which path asks for what, what is remembered between requests, and how much work runs at once."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+from holdfast import __version__
+from holdfast.errors import NotFound
+from holdfast.json_text import Json
+from holdfast.lru import LruCache
+from holdfast.query.facts import Facts
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import CommittedSnapshot
+from holdfast.serving.answer import HttpAnswer, answer_json, answer_lines
+from holdfast.serving.answers.compiled import describe_cache, describe_miss
+from holdfast.serving.answers.diffs import iter_diff
+from holdfast.serving.answers.outline import (
+    MAX_LEAVES,
+    LeafChoice,
+    SnapshotOutline,
+    describe_leaves,
+    describe_parts,
+    list_members,
+    read_outline,
+)
+from holdfast.serving.answers.snapshots import (
+    MAX_PAGE,
+    choose,
+    describe_children,
+    describe_facts,
+    describe_page,
+    describe_series,
+    find_named,
+    parse_choice,
+    read_sizes,
+)
+from holdfast.serving.answers.upkeep import describe_activity, describe_prune, describe_usage, iter_check
+from holdfast.serving.listing import WatchedListing
+from holdfast.serving.request import ApiRequest
+
+if TYPE_CHECKING:
+    from holdfast.serving.answers.runs import RunComparison
+    from holdfast.serving.answers.tensors import OpenTensor
+    from holdfast.snapshot.view.lazy import Snapshot
+
+API: Final = "/api/v1/"
+REPORTS: Final = "/report/"
+_MAX_REPORT_BYTES: Final = 64 << 20
+"""Reports on two runs that are kept until they are opened; the one that was made last is always kept."""
+_MOST: Final = 1 << 50
+_MAX_SIZES: Final = 64
+_HEAVY_AT_ONCE: Final = 2
+"""Requests that read tensors or large manifests at the same time; others wait. Each takes some dozens of MiB."""
+_MAX_REMEMBERED_ROWS: Final = 400_000
+"""Leaves of all outlines, and of all open snapshots, that are kept in memory; one that is larger is kept alone."""
+_MAX_REMEMBERED_CHOICES: Final = 8
+_CHOICE_AGE_S: Final = 5.0
+"""A condition on `age` gives another answer after a while, although the store has not changed."""
+
+
+class StoreApi:
+    """Answers requests about one repository, and only reads it. Safe in any thread."""
+
+    def __init__(self, repo: Repository) -> None:
+        """Answer about a repository; nothing is read yet."""
+        self._repo = repo
+        self._listing = WatchedListing(repo)
+        self._lock = threading.Lock()
+        self._heavy = threading.BoundedSemaphore(_HEAVY_AT_ONCE)
+        # Manifests never change, so whatever follows from one is remembered by its id.
+        self._sizes: LruCache[str, Mapping[str, int]] = LruCache(100_000, size_of=lambda _: 1)
+        self._outlines: LruCache[str, SnapshotOutline] = LruCache(
+            _MAX_REMEMBERED_ROWS, size_of=lambda outline: len(outline.rows) + 100
+        )
+        self._opened: LruCache[str, Snapshot] = LruCache(
+            _MAX_REMEMBERED_ROWS, size_of=lambda snapshot: snapshot.record.num_entries + 100
+        )
+        self._choices: LruCache[tuple[str, ...], list[Facts]] = LruCache(_MAX_REMEMBERED_CHOICES, size_of=lambda _: 1)
+        self._reports: LruCache[str, RunComparison] = LruCache(_MAX_REPORT_BYTES, size_of=lambda found: len(found.page))
+        self._answers: Mapping[str, Callable[[ApiRequest], HttpAnswer]] = {
+            "store": self._answer_store,
+            "changes": self._answer_changes,
+            "snapshots": self._answer_snapshots,
+            "series": self._answer_series,
+            "sizes": self._answer_sizes,
+            "snapshot": self._answer_snapshot,
+            "leaves": self._answer_leaves,
+            "tensor": self._answer_tensor,
+            "values": self._answer_values,
+            "heat": self._answer_heat,
+            "diff": self._answer_diff,
+            "usage": self._answer_usage,
+            "prune": self._answer_prune,
+            "activity": self._answer_activity,
+            "check": self._answer_check,
+            "cache": self._answer_cache,
+            "miss": self._answer_miss,
+            "runs": self._answer_runs,
+            "report": self._answer_report,
+        }
+
+    def answer(self, request: ApiRequest) -> HttpAnswer:
+        """Return the answer to a request; raises an error of Holdfast if there is none."""
+        found = self._answers.get(request.path.removeprefix(API)) if request.path.startswith(API) else None
+        if found is None:
+            raise NotFound(f"the API has nothing at {request.path[:200]!r}", name=request.path)
+        return found(request)
+
+    def _answer_store(self, _: ApiRequest) -> HttpAnswer:
+        state = self._listing.read()
+        found: dict[str, Json] = {
+            "store": self._repo.store.url,
+            "id": self._repo.identity.store_id or None,
+            "version": __version__,
+            "api": 1,
+            "state": state.mark,
+            "snapshots": len(state.facts),
+            "logical_bytes": sum(each.snapshot.logical_bytes for each in state.facts),
+        }
+        return answer_json(found)
+
+    def _answer_changes(self, _: ApiRequest) -> HttpAnswer:
+        return answer_json({"state": self._listing.read().mark})
+
+    def _choose(self, request: ApiRequest) -> list[Facts]:
+        state = self._listing.read()
+        text, sort = request.read_text("filter"), request.read_text("sort")
+        key = (state.mark, str(int(state.read_s / _CHOICE_AGE_S)), text, sort)
+        with self._lock:
+            found = self._choices.get(key)
+        if found is None:
+            found = choose(state, parse_choice(text, sort))
+            with self._lock:
+                self._choices.put(key, found)
+        return found
+
+    def _answer_snapshots(self, request: ApiRequest) -> HttpAnswer:
+        offset, limit = (
+            request.read_number("offset", 0, most=_MOST),
+            request.read_number("limit", 100, most=MAX_PAGE),
+        )
+        found = self._choose(request)
+        return answer_json(describe_page(self._listing.read(), found, offset, limit, url=self._repo.store.url))
+
+    def _answer_series(self, request: ApiRequest) -> HttpAnswer:
+        return answer_json(describe_series(self._listing.read(), self._choose(request)))
+
+    def _answer_sizes(self, request: ApiRequest) -> HttpAnswer:
+        state = self._listing.read()
+        found: dict[str, Json] = {}
+        for name in request.read_texts("name", most=_MAX_SIZES):
+            found[name] = dict(self._read_sizes(find_named(state, name).snapshot))
+        return answer_json({"sizes": found})
+
+    def _read_sizes(self, snapshot: CommittedSnapshot) -> Mapping[str, int]:
+        key = snapshot.manifest.manifest_id
+        with self._lock:
+            sizes = self._sizes.get(key)
+        if sizes is None:
+            with self._heavy:
+                sizes = read_sizes(self._repo, snapshot)
+            with self._lock:
+                self._sizes.put(key, sizes)
+        return sizes
+
+    def _read_outline(self, snapshot: CommittedSnapshot) -> SnapshotOutline:
+        key = snapshot.manifest.manifest_id
+        with self._lock:
+            outline = self._outlines.get(key)
+        if outline is None:
+            with self._heavy:
+                outline = read_outline(self._repo, snapshot)
+            with self._lock:
+                self._outlines.put(key, outline)
+                self._sizes.put(key, outline.sizes)
+        return outline
+
+    def _answer_snapshot(self, request: ApiRequest) -> HttpAnswer:
+        state = self._listing.read()
+        facts = find_named(state, request.read_required("name"))
+        outline = self._read_outline(facts.snapshot)
+        found: dict[str, Json] = {
+            **describe_facts(state, facts),
+            **outline.sizes,
+            "leaves": len(outline.rows),
+            "lines": len(outline.folds),
+            "items": sum(row.items for row in outline.rows),
+            "ranks": outline.num_ranks,
+            "parts": describe_parts(outline),
+            "children": describe_children(state, facts.snapshot.name),
+        }
+        return answer_json(found)
+
+    def _answer_leaves(self, request: ApiRequest) -> HttpAnswer:
+        facts = find_named(self._listing.read(), request.read_required("name"))
+        outline = self._read_outline(facts.snapshot)
+        below, is_folded = request.read_text("fold"), request.read_flag("folded")
+        if below:
+            outline, is_folded = list_members(outline, below), False
+        choice = LeafChoice(request.read_text("filter").strip(), request.read_text("sort"), is_folded)
+        offset, limit = request.read_number("offset", 0, most=_MOST), request.read_number("limit", 200, most=MAX_LEAVES)
+        return answer_json(describe_leaves(outline, choice, offset, limit))
+
+    def _open(self, snapshot: CommittedSnapshot) -> Snapshot:
+        from holdfast.snapshot.view.lazy import Snapshot
+        from holdfast.trees.registered import Types
+
+        key = snapshot.manifest.manifest_id
+        with self._lock:
+            opened = self._opened.get(key)
+            if opened is None:
+                opened = Snapshot(self._repo, snapshot, Types(()))
+                self._opened.put(key, opened)
+        return opened
+
+    def _open_tensor(self, request: ApiRequest) -> OpenTensor:
+        from holdfast.serving.answers.tensors import open_tensor
+
+        facts = find_named(self._listing.read(), request.read_required("name"))
+        return open_tensor(self._open(facts.snapshot), request.read_required("leaf"))
+
+    def _answer_tensor(self, request: ApiRequest) -> HttpAnswer:
+        from holdfast.serving.answers.tensors import iter_summary
+
+        with self._heavy:
+            tensor = self._open_tensor(request)
+        return answer_lines(self._limit(iter_summary(tensor)))
+
+    def _answer_values(self, request: ApiRequest) -> HttpAnswer:
+        from holdfast.serving.answers.tensors import read_values
+
+        with self._heavy:
+            return answer_json(read_values(self._open_tensor(request), request.read_text("index")))
+
+    def _answer_heat(self, request: ApiRequest) -> HttpAnswer:
+        from holdfast.serving.answers.tensors import read_heat
+
+        with self._heavy:
+            return answer_json(read_heat(self._open_tensor(request), request.read_text("index")))
+
+    def _answer_diff(self, request: ApiRequest) -> HttpAnswer:
+        state = self._listing.read()
+        a, b = (find_named(state, request.read_required(side)).snapshot for side in "ab")
+        return answer_lines(self._limit(iter_diff(self._repo, a, b, values=request.read_flag("values"))))
+
+    def _answer_usage(self, _: ApiRequest) -> HttpAnswer:
+        with self._heavy:
+            return answer_json(describe_usage(self._repo))
+
+    def _answer_prune(self, request: ApiRequest) -> HttpAnswer:
+        with self._heavy:
+            return answer_json(describe_prune(self._repo, request))
+
+    def _answer_activity(self, _: ApiRequest) -> HttpAnswer:
+        return answer_json(describe_activity(self._repo))
+
+    def _answer_check(self, request: ApiRequest) -> HttpAnswer:
+        return answer_lines(self._limit(iter_check(self._repo, read=request.read_flag("read"))))
+
+    def _answer_cache(self, _: ApiRequest) -> HttpAnswer:
+        with self._heavy:
+            return answer_json(describe_cache(self._repo))
+
+    def _answer_miss(self, request: ApiRequest) -> HttpAnswer:
+        with self._heavy:
+            return answer_json(describe_miss(self._repo, request.read_required("key")))
+
+    def _answer_runs(self, _: ApiRequest) -> HttpAnswer:
+        from holdfast.serving.answers.runs import list_runs
+
+        with self._heavy:
+            return answer_json({"runs": list_runs(self._repo)})
+
+    def _answer_report(self, request: ApiRequest) -> HttpAnswer:
+        from holdfast.serving.answers.runs import compare_runs
+
+        a, b = (request.read_required(side) for side in "ab")
+        with self._heavy:
+            found = compare_runs(self._repo, a, b)
+        # The page is opened by its address alone, so that address is a secret like the token.
+        path = f"{REPORTS}{secrets.token_urlsafe(24)}"
+        with self._lock:
+            self._reports.put(path, found)
+        return answer_json({"headline": found.headline, "is_match": found.is_match, "path": path})
+
+    def answer_page(self, path: str) -> HttpAnswer | None:
+        """Return the page of a report that was made before; None if the path is not that of one."""
+        with self._lock:
+            found = self._reports.get(path)
+        if found is None:
+            return None
+        policy = {"Content-Security-Policy": f"{found.policy}; frame-ancestors 'none'"}
+        return HttpAnswer(200, "text/html; charset=utf-8", found.page, policy)
+
+    def _limit(self, values: Iterable[Json]) -> Iterator[Json]:
+        """Yield values while at most `_HEAVY_AT_ONCE` streams compute; one that waits for its reader counts, too."""
+        with self._heavy:
+            yield from values

@@ -1,0 +1,237 @@
+"""The web server: owns the socket and the threads, and sends answers with headers that keep browsers strict."""
+
+from __future__ import annotations
+
+import html
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from types import TracebackType
+from typing import Any, Final, TypedDict
+
+from typing_extensions import Self, Unpack
+
+from holdfast.errors import StoreError
+from holdfast.repo.handle.repository import Repository
+from holdfast.serving.access import Access, bracket, make_access, verify_host
+from holdfast.serving.answer import HttpAnswer, answer_error, answer_refusal
+from holdfast.serving.page_files import POLICY, find_page_file
+from holdfast.serving.request import MAX_TARGET_BYTES, parse_request
+from holdfast.serving.routes import API, StoreApi
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_HOST: Final = "127.0.0.1"
+_THREADS: Final = 32
+"""Connections that are answered at the same time; others wait in the queue of the socket."""
+_TIMEOUT_S: Final = 20.0
+"""A client that neither sends nor takes bytes for so long is disconnected."""
+_POLL_S: Final = 0.1
+"""How soon `close` is noticed."""
+_HEADERS: Final = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class ServeChoices(TypedDict, total=False):
+    """Options of `Store.serve`."""
+
+    port: int
+    """The port to listen on; 0, the default, is any free one."""
+    host: str
+    """The address to listen on; by default 127.0.0.1, which only programs on this machine can reach."""
+
+
+class StoreServer:
+    """A running server that shows a store. `url` opens the page; `close` ends it, and so does the end of a `with`."""
+
+    def __init__(self, repo: Repository, *, host: str = DEFAULT_HOST, port: int = 0) -> None:
+        """Listen, without answering yet; raises StoreError if the address or port cannot be used."""
+        self._host = verify_host(host)
+        self._token = secrets.token_urlsafe(24)
+        self._api = StoreApi(repo)
+        self._server = _listen(self._host, port, self)
+        self.access: Access = make_access(self._token, self._host, self.port)
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+        self._last_s = time.monotonic()
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self._server.server_address[1])
+
+    @property
+    def url(self) -> str:
+        """The address of the page, with the token. Browsers send nothing behind the # to any server."""
+        return f"http://{bracket(self._host)}:{self.port}/#token={self._token}"
+
+    def __repr__(self) -> str:
+        """Show the address."""
+        return f"<StoreServer {self.url}>"
+
+    def _repr_html_(self) -> str:
+        """Return a link for notebooks."""
+        address = html.escape(self.url)
+        return f'<a href="{address}" target="_blank" rel="noopener noreferrer">{address}</a>'
+
+    def __enter__(self) -> Self:
+        """Return this server."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the server."""
+        self.close()
+
+    def start(self) -> Self:
+        """Answer requests on a background thread, until `close`."""
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_POLL_S,), name="holdfast-serve", daemon=True
+        )
+        self._thread.start()
+        return self
+
+    def wait(self, *, idle_s: float | None = None) -> None:
+        """Wait until there was no request for `idle_s` seconds; without a number, until `close` or an interrupt."""
+        while not self._closed.is_set():
+            left_s = None if idle_s is None else self._last_s + idle_s - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return
+            self._closed.wait(left_s)
+
+    def close(self) -> None:
+        """Stop listening. Requests that are being answered are cut off when the process ends."""
+        self._closed.set()
+        if self._thread is not None:
+            self._server.shutdown()
+            self._thread.join()
+            self._thread = None
+        self._server.server_close()
+
+    def answer(self, target: str, headers: Any) -> HttpAnswer:
+        """Return the answer to a GET request."""
+        self._last_s = time.monotonic()
+        is_data = target.startswith(API)
+        refusal = self.access.check(headers, needs_token=is_data)
+        if refusal is not None:
+            return answer_refusal(refusal.status, refusal.sentence)
+        if len(target) > MAX_TARGET_BYTES:
+            return answer_refusal(414, f"The address of a request may have {MAX_TARGET_BYTES} characters.")
+        try:
+            request = parse_request(target)
+            if not is_data:
+                found = find_page_file(request.path) or self._api.answer_page(request.path)
+                return found or answer_refusal(404, "There is no page at this address.")
+            return self._api.answer(request)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the browser gets a sentence and the server goes on
+            return answer_error(error)
+
+
+def start_server(repo: Repository, **choices: Unpack[ServeChoices]) -> StoreServer:
+    """Start a server on a background thread of this process, and return it."""
+    return StoreServer(repo, **choices).start()
+
+
+def _listen(host: str, port: int, owner: StoreServer) -> _HttpServer:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return _HttpServer(host, port, owner, family)
+    except (OSError, OverflowError) as error:
+        raise StoreError(f"cannot listen on {bracket(host)}:{port}: {error}; choose another port") from error
+
+
+class _HttpServer(ThreadingHTTPServer):
+    """Answers each connection on a thread of its own, and at most `_THREADS` at a time."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 256
+
+    def __init__(self, host: str, port: int, owner: StoreServer, family: socket.AddressFamily) -> None:
+        self.address_family = family
+        self.owner = owner
+        self._slots = threading.BoundedSemaphore(_THREADS)
+        super().__init__((host, port), _Handler)
+
+    def server_bind(self) -> None:
+        # Not that of HTTPServer, which asks the DNS for the name of this machine.
+        TCPServer.server_bind(self)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._slots.acquire()
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._slots.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        _log.debug("a connection ended early", exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection with one request."""
+
+    server: _HttpServer
+    server_version = "holdfast"
+    sys_version = ""
+    timeout = _TIMEOUT_S
+
+    def do_GET(self) -> None:
+        self._send(self.server.owner.answer(self.path, self.headers))
+
+    def do_HEAD(self) -> None:
+        self._send(self.server.owner.answer(self.path, self.headers))
+
+    def __getattr__(self, name: str) -> Any:
+        # The base class looks for do_POST, do_PUT and so on: all of them are refused alike.
+        if name.startswith("do_"):
+            return self._refuse_method
+        raise AttributeError(name)
+
+    def _refuse_method(self) -> None:
+        self._send(answer_refusal(405, "This server only reads: it answers GET and HEAD."))
+
+    def _send(self, answer: HttpAnswer) -> None:
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.content_type)
+        for name, value in {**_HEADERS, **answer.headers}.items():
+            self.send_header(name, value)
+        if isinstance(answer.body, bytes):
+            self.send_header("Content-Length", str(len(answer.body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self._write(iter((answer.body,)) if isinstance(answer.body, bytes) else answer.body)
+
+    def _write(self, pieces: Iterator[bytes]) -> None:
+        try:
+            for piece in pieces:
+                self.wfile.write(piece)
+        except OSError:
+            _log.debug("the client went away", exc_info=True)
+        finally:
+            # Frees what a stream holds, although it did not come to its end.
+            close = getattr(pieces, "close", None)
+            if close is not None:
+                close()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        _log.debug(format, *args)
