@@ -30,7 +30,7 @@ _EXPRESSION: Final = re.compile(r"[<>=~]|\bin\s*\(|\b(?:like|not)\s|\sexists\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenSnapshots:
     """Which snapshots a request asks for, and in which order."""
 
     match: str = ""
@@ -38,15 +38,15 @@ class Choice:
     query: Query = field(default_factory=Query)
 
 
-def parse_choice(text: str, sort: str) -> Choice:
+def parse_choice(text: str, sort: str) -> ChosenSnapshots:
     """Parse the filter box: an expression if it contains a comparison, else a text for names. Raises BadExpression."""
     text = text.strip()
     if _EXPRESSION.search(text):
-        return Choice("", parse_query(where=text, sort=sort or None))
-    return Choice(text, parse_query(sort=sort or None))
+        return ChosenSnapshots("", parse_query(where=text, sort=sort or None))
+    return ChosenSnapshots(text, parse_query(sort=sort or None))
 
 
-def choose(state: StoreState, choice: Choice) -> list[Facts]:
+def choose(state: StoreState, choice: ChosenSnapshots) -> list[Facts]:
     """Return the chosen snapshots, in order."""
     return select(_find_matching(state.facts, choice.match), choice.query)
 

@@ -31,7 +31,7 @@ _LONG_BYTES: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BackendChoice:
     """How digests are computed on a device, and why so."""
 
     backend: DigestBackend
@@ -51,25 +51,25 @@ class _Verdict:
 
 
 @cache
-def choose_backend(device: torch.device) -> Choice:
+def choose_backend(device: torch.device) -> BackendChoice:
     """Return how digests are computed on a device: the fastest way that gives the digests of the CPU there.
 
     The first call for a device checks that, which takes seconds if a kernel has to be compiled. A backend that fails
     gives a warning; after a wrong digest, bytes of the device are copied to the host.
     """
     if device.type == "cpu":
-        return Choice("cpu", "the bytes are in the memory of the host")
+        return BackendChoice("cpu", "the bytes are in the memory of the host")
     problems: list[str] = []
     has_wrong = False
     for backend in _list_candidates(device):
         verdict = _check(backend, device)
         if verdict.is_usable:
-            return Choice(backend, "; ".join([*problems, f"checked against the CPU on {device}"]))
+            return BackendChoice(backend, "; ".join([*problems, f"checked against the CPU on {device}"]))
         problems.append(f"{backend}: {verdict.problem}")
         has_wrong = verdict.is_wrong
         if has_wrong:
             break
-    return Choice("cpu", "; ".join([*problems, "bytes are copied to the host"]), has_wrong)
+    return BackendChoice("cpu", "; ".join([*problems, "bytes are copied to the host"]), has_wrong)
 
 
 def list_accelerators() -> list[torch.device]:

@@ -14,6 +14,7 @@ from holdfast.repo.format.chunk import BLOSC2, ChunkRef, Location
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.read.reader import SnapshotReader, Verify
+from tests.kit.deltas import delta_repo, trained
 from tests.kit.encoded import encoded_repo, halves, save_encoded
 from tests.kit.s3_server import serve_s3
 from tests.kit.saving import MIB, flip, load_bytes, new_repo, noise, only_pack, pack_of, rot, snapshot_of
@@ -127,3 +128,18 @@ def test_a_damaged_chunk_in_a_bucket_is_an_error_and_others_are_read() -> None:
                 with pytest.raises(DigestMismatch, match=r"entry 'weights', chunk .* damaged in pack"):
                     reader.read_entry("weights")
                 assert bytes(reader.read_entry("more")) == STATE["more"]
+
+
+def test_deltas_in_a_bucket_are_read_with_few_requests_and_from_the_cache(tmp_path: Path) -> None:
+    with serve_s3() as server:
+        repo = delta_repo(open_cloud(server), steps=2)
+        cache = DiskCache(str(tmp_path), limit_bytes=1 << 30)
+        for verify in MODES:
+            with SnapshotReader(repo, snapshot_of(repo, "run/1"), verify=verify, cache=cache) as reader:
+                assert bytes(reader.read_entry("w")) == trained(1)
+        assert cache.find_statistics().hit_bytes > cache.find_statistics().missed_bytes > 0
+        for path in tmp_path.rglob("*"):
+            if path.is_file() and path.stat().st_size > 10_000:
+                path.write_bytes(flip(path.read_bytes(), 9_000))
+        with SnapshotReader(repo, snapshot_of(repo, "run/1"), cache=cache) as reader:
+            assert bytes(reader.read_entry("w")) == trained(1)

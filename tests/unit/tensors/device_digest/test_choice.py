@@ -11,7 +11,7 @@ import torch
 from holdfast.digest import Digest
 from holdfast.errors import Unsupported
 from holdfast.tensors.device_digest import choice
-from holdfast.tensors.device_digest.choice import Choice, choose_backend, find_backend, make_check_batches
+from holdfast.tensors.device_digest.choice import BackendChoice, choose_backend, find_backend, make_check_batches
 from holdfast.tensors.device_digest.cpu import digest_on_cpu
 from holdfast.tensors.device_digest.pieces import DevicePiece
 
@@ -77,7 +77,7 @@ def test_without_triton_torch_operations_are_used(monkeypatch: pytest.MonkeyPatc
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert choose_backend(OTHER) == Choice("torch", "checked against the CPU on cuda:0")
+        assert choose_backend(OTHER) == BackendChoice("torch", "checked against the CPU on cuda:0")
 
 
 def test_after_a_wrong_digest_bytes_are_copied_to_the_host(backends: dict[str, object]) -> None:
