@@ -13,7 +13,7 @@ from holdfast.cli.verbs import doctor
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.local.probe import DirectoryFacts, probe_directory
 from holdfast.tensors.device_digest import choice
-from holdfast.tensors.device_digest.choice import Choice
+from holdfast.tensors.device_digest.choice import BackendChoice
 from tests.cli.runs import Cli, digest_tree, flip
 from tests.kit.standing import put_mark
 
@@ -188,7 +188,7 @@ def test_doctor_says_where_digests_are_computed_if_it_is_asked(saved: Cli, monke
 
 
 def test_doctor_warns_of_a_device_that_gave_wrong_digests(saved: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Choice("cpu", "triton: it returned wrong digests", has_wrong=True)
+    found = BackendChoice("cpu", "triton: it returned wrong digests", has_wrong=True)
     monkeypatch.setattr(choice, "list_accelerators", lambda: [torch.device("cuda", 0)])
     monkeypatch.setattr(choice, "choose_backend", lambda device: found)
 
