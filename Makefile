@@ -16,6 +16,7 @@ READY_SERVERS := .venv/ready-servers
 AZURITE := azurite@3.35.0
 CODE := $(wildcard src tests docs bench examples attacks release)
 NOT_SLOW := $(if $(SLOW),,-m "not slow")
+EXAMPLES := --hypothesis-profile=$(if $(SLOW),ci-slow,ci)
 # One process for each core, at most four. The tests of a file share fixtures, so they run in one process.
 JOBS := auto
 SHARED := -n $(JOBS) --maxprocesses 4 --dist loadfile
@@ -32,7 +33,7 @@ demo: $(READY) ## train, kill, resume bit-exactly, fine-tune; 2 ranks save, 1 an
 	@$(BIN)/python examples/demo.py
 
 test: $(READY_INTEGRATIONS) ## run the tests but those of `make check` (SLOW=1: slow ones too; JOBS=0: in one process; ARGS=... for pytest)
-	@$(BIN)/python -m pytest --hypothesis-profile=ci $(SHARED) $(NOT_SLOW) $(if $(ARGS),$(ARGS),--ignore=tests/architecture)
+	@$(BIN)/python -m pytest $(EXAMPLES) $(SHARED) $(NOT_SLOW) $(if $(ARGS),$(ARGS),--ignore=tests/architecture)
 
 servers: $(READY_SERVERS) ## install SeaweedFS, rclone and Azurite in .venv, for slow tests of object stores: about 400 MB
 	@echo "ready: make test SLOW=1 ARGS=tests/servers"
