@@ -19,6 +19,7 @@ DEVICE_TESTS := tests/unit/tensors/device_digest
 AZURITE := azurite@3.35.0
 CODE := $(wildcard src tests docs bench examples attacks release)
 NOT_SLOW := $(if $(SLOW),,-m "not slow")
+EXAMPLES := --hypothesis-profile=$(if $(SLOW),ci-slow,ci)
 # One process for each core, at most four. The tests of a file share fixtures, so they run in one process.
 JOBS := auto
 SHARED := -n $(JOBS) --maxprocesses 4 --dist loadfile
@@ -35,7 +36,7 @@ demo: $(READY) ## train, kill, resume bit-exactly, fine-tune; 2 ranks save, 1 an
 	@$(BIN)/python examples/demo.py --keep "$$(mktemp -d -t holdfast-demo-XXXXXX)/store"
 
 test: $(READY_INTEGRATIONS) ## run the tests but those of `make check` (SLOW=1: slow ones too; JOBS=0: in one process; ARGS=... for pytest)
-	@$(BIN)/python -m pytest --hypothesis-profile=ci $(SHARED) $(NOT_SLOW) $(if $(ARGS),$(ARGS),--ignore=tests/architecture)
+	@$(BIN)/python -m pytest $(EXAMPLES) $(SHARED) $(NOT_SLOW) $(if $(ARGS),$(ARGS),--ignore=tests/architecture)
 
 device-test: $(READY_DEVICE) ## test the kernels that hash on a GPU, without one: interpreted, and compiled for two GPUs: about three minutes
 	@TRITON_INTERPRET=1 PYTHONPATH=$(DEVICE_PACKAGES) $(BIN)/python -m pytest -q --hypothesis-profile=ci $(DEVICE_TESTS)

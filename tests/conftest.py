@@ -17,17 +17,19 @@ os.umask(0o022)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# dev: quick, random, remembers what failed. ci: the same examples each time, and says how to repeat a failure.
-# deep: for a night. No deadlines: on a shared machine they measure the neighbours.
+# dev: quick, random, remembers what failed. ci: the same examples each time, and says how to repeat a failure;
+# ci-slow: more of them, with the slow tests. deep: for a night. No deadlines: on a shared machine they measure the
+# neighbours.
 settings.register_profile("dev", max_examples=50, deadline=None)
-settings.register_profile(
-    "ci",
-    max_examples=100,
-    deadline=None,
-    derandomize=True,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+for _name, _examples in (("ci", 40), ("ci-slow", 100)):
+    settings.register_profile(
+        _name,
+        max_examples=_examples,
+        deadline=None,
+        derandomize=True,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 settings.register_profile(
     "deep",
     max_examples=2000,

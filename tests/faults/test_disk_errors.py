@@ -11,6 +11,7 @@ from holdfast.errors import CommitUnknown, NotAStore, NotFound, StoreError
 from holdfast.objects.local.local_store import LocalStore
 from tests.faults.disk_scenario import ROOT, WORK, Work, find_wrong, open_disk, prepared_disk
 from tests.faults.scenario import State, read_state
+from tests.faults.thinning import THINNED, find_first
 from tests.faults.troubled_files import Trouble, TroubledFiles
 
 
@@ -24,13 +25,14 @@ def rehearse(work: Work) -> tuple[State, State, int]:
 
 @pytest.mark.parametrize("trouble", [Trouble.FAILS, Trouble.LIES], ids=lambda trouble: trouble.name.lower())
 @pytest.mark.parametrize("work", WORK, ids=str)
+@THINNED
 def test_a_call_that_fails_leaves_the_old_or_the_new_state_and_what_returned_is_durable(
-    work: Work, trouble: Trouble
+    work: Work, trouble: Trouble, step: int
 ) -> None:
     old, new, mutations = rehearse(work)
     blank = [State(is_store=True)] if not old.is_store else []
     wrong = []
-    for at in range(1, mutations + 1):
+    for at in range(find_first(WORK.index(work) + (trouble is Trouble.LIES), step), mutations + 1, step):
         disk = prepared_disk(work)
         files = TroubledFiles(disk, at=at, trouble=trouble)
         what = f"{trouble.name} at call {at}"
@@ -55,11 +57,12 @@ def test_a_call_that_fails_leaves_the_old_or_the_new_state_and_what_returned_is_
 
 
 @pytest.mark.parametrize("work", WORK, ids=str)
-def test_what_is_done_again_after_an_interruption_is_durable(work: Work) -> None:
+@THINNED
+def test_what_is_done_again_after_an_interruption_is_durable(work: Work, step: int) -> None:
     old, new, mutations = rehearse(work)
     blank = [State(is_store=True)] if not old.is_store else []
     wrong = []
-    for at in range(1, mutations + 1):
+    for at in range(find_first(WORK.index(work), step), mutations + 1, step):
         disk = prepared_disk(work)
         files = TroubledFiles(disk, at=at, trouble=Trouble.INTERRUPTED)
         with pytest.raises(KeyboardInterrupt):

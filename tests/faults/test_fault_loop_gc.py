@@ -43,6 +43,7 @@ from tests.faults.unsynced import UnsyncedFiles
 
 # A whole loop runs on the memory store; on files each fault takes every so-manieth operation.
 _STEP: Final = 29
+_QUICK_ON_FILES: Final = (Fault.CRASH_AFTER, Fault.TORN_WRITE, Fault.NO_SPACE)
 
 
 def find_left(verb: Verb, store: ObjectStore) -> list[str]:
@@ -209,25 +210,46 @@ def test_repeating_everything_in_turn_comes_to_rest(stages: dict[str, Stage]) ->
     assert {info.key for info in store.list("") if not info.key.startswith(LEASES)} == before
 
 
-@pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name.lower())
+@dataclass(frozen=True, slots=True)
+class FileStage:
+    """A prepared directory, and what is seen of it before and after the verb."""
+
+    base: Path
+    old: State
+    new: State
+
+    @classmethod
+    def prepare(cls, verb: Verb, folder: Path) -> FileStage:
+        base = folder / "base"
+        verb.prepare(LocalStore(base, files=UnsyncedFiles()))
+        finished = copy_tree(base, folder / "finished")
+        verb.act(finished)
+        return cls(base, read_state(LocalStore(base)), read_state(finished))
+
+
+@pytest.fixture(scope="module")
+def file_stages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FileStage]:
+    return {verb.name: FileStage.prepare(verb, tmp_path_factory.mktemp("stage")) for verb in GC_VERBS}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(each, marks=[] if each in _QUICK_ON_FILES else pytest.mark.slow) for each in Fault],
+    ids=lambda fault: fault.name.lower(),
+)
 @pytest.mark.parametrize("verb", GC_VERBS, ids=str)
 def test_on_files_a_fault_loses_nothing_and_gc_leaves_no_temporary_file(
-    verb: Verb, fault: Fault, tmp_path: Path
+    verb: Verb, fault: Fault, file_stages: dict[str, FileStage], tmp_path: Path
 ) -> None:
-    base = tmp_path / "base"
-    verb.prepare(LocalStore(base, files=UnsyncedFiles()))
-    old = read_state(LocalStore(base))
-    finished = copy_tree(base, tmp_path / "finished")
-    verb.act(finished)
-    new = read_state(finished)
+    stage = file_stages[verb.name]
     numbers = count(1)
 
     def open_copy() -> LocalStore:
-        return copy_tree(base, tmp_path / f"copy-{next(numbers)}")
+        return copy_tree(stage.base, tmp_path / f"copy-{next(numbers)}")
 
     ats: Iterable[int] = count(1 + list(Fault).index(fault) % _STEP, _STEP)
     for run in iter_runs(verb, fault, open_copy, ats=ats):
-        assert find_wrong(run, old, new) == []
+        assert find_wrong(run, stage.old, stage.new) == []
         collect_all(run.store)
         root = Path(run.store.url)
         assert [path.name for path in root.rglob(".tmp-*")] == []

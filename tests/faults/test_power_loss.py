@@ -29,13 +29,15 @@ from tests.faults.disk_scenario import (
     prepared_disk,
 )
 from tests.faults.scenario import State, read_state, save_content
+from tests.faults.thinning import THINNED, find_first
 from tests.faults.troubled_files import TroubledFiles
 from tests.kit.encoded import halves
 from tests.kit.power import SimulatedDisk, SyncSite
 
 
 @pytest.mark.parametrize("work", WORK, ids=str)
-def test_power_lost_at_any_call_leaves_the_old_or_the_new_state(work: Work) -> None:
+@THINNED
+def test_power_lost_at_any_call_leaves_the_old_or_the_new_state(work: Work, step: int) -> None:
     rehearsal = prepared_disk(work)
     old = read_state(open_disk(rehearsal))
     files = TroubledFiles(rehearsal)
@@ -46,7 +48,7 @@ def test_power_lost_at_any_call_leaves_the_old_or_the_new_state(work: Work) -> N
     between = [State(is_store=True)] if not old.is_store else []
 
     wrong = []
-    for stop_at in range(1, files.mutations + 1):
+    for stop_at in range(find_first(WORK.index(work), step), files.mutations + 1, step):
         disk = prepared_disk(work)
         try:
             work.act(LocalStore(ROOT, files=TroubledFiles(disk, at=stop_at)))
@@ -169,13 +171,16 @@ def save_after_a_death(work: Work, stop_at: int, between: Between) -> SimulatedD
 
 @pytest.mark.parametrize("between", [_nothing, _collect])
 @pytest.mark.parametrize("work", WORK, ids=str)
-def test_what_returned_survives_even_if_it_builds_on_what_a_dead_process_left(work: Work, between: Between) -> None:
+@THINNED
+def test_what_returned_survives_even_if_it_builds_on_what_a_dead_process_left(
+    work: Work, between: Between, step: int
+) -> None:
     rehearsal = prepared_disk(work)
     files = TroubledFiles(rehearsal)
     work.act(LocalStore(ROOT, files=files))
     new = read_state(open_disk(rehearsal))
     wrong = []
-    for stop_at in range(1, files.mutations + 1):
+    for stop_at in range(find_first(WORK.index(work) + (between is _collect), step), files.mutations + 1, step):
         disk = save_after_a_death(work, stop_at, between)
         if disk is not None:
             wrong += [f"after a death at call {stop_at}: {why}" for why in find_wrong(disk.power_loss(), [new])]

@@ -12,6 +12,7 @@ from holdfast.errors import CommitUnknown, HoldfastError
 from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.testing.faults import Crashed, Fault, FaultyStore
+from tests.faults.thinning import THINNED, find_first
 
 _LEFT_BEHIND = frozenset(
     {"pack-unused", "manifest-unused", "record-torn", "pack-damaged", "manifest-damaged", "index-damaged"}
@@ -66,9 +67,12 @@ def verify_goes_on(objects: MemoryStore) -> None:
     "fault",
     [pytest.param(each, id=each.name.lower(), marks=[] if each in _QUICK else pytest.mark.slow) for each in Fault],
 )
-def test_a_publisher_that_fails_or_dies_at_any_operation_leaves_whole_versions(base: MemoryStore, fault: Fault) -> None:
+@THINNED
+def test_a_publisher_that_fails_or_dies_at_any_operation_leaves_whole_versions(
+    base: MemoryStore, fault: Fault, step: int
+) -> None:
     seen = set()
-    for at in count(1):
+    for at in count(find_first(list(Fault).index(fault), step), step):
         objects = base.clone()
         faulty = FaultyStore(objects, fault=fault, at=at)
         try:

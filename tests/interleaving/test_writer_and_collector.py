@@ -13,9 +13,9 @@ from tests.interleaving.theatre import explore
 
 Note = Callable[[str, object], None]
 
-# One switch anywhere, or one death anywhere; and some of two.
-PAIR_BOUNDS: Final = Bounds((1, 1, 60))
-CROWD_BOUNDS: Final = Bounds((1, 3, 400))
+# Half of the schedules with one switch or one death, and some of those with two; the slow tests run all.
+PAIR_BOUNDS: Final = Bounds((1, 2, 60))
+CROWD_BOUNDS: Final = Bounds((1, 5, 600))
 DEEP_PAIR_BOUNDS: Final = Bounds((1, 1, 1))
 DEEP_CROWD_BOUNDS: Final = Bounds((1, 1, 7, 3_000))
 
@@ -27,7 +27,7 @@ def test_two_that_interrupt_each_other_anywhere_keep_every_promise(
     report = explore(scene, PAIR_BOUNDS, monkeypatch)
     record_property("schedules", report.runs)
     assert not report.broken, "\n".join(report.broken)
-    assert report.runs > 40
+    assert report.runs > 20
 
 
 @pytest.mark.parametrize("scene", CROWDS, ids=str)
@@ -37,7 +37,7 @@ def test_three_that_interrupt_each_other_anywhere_keep_every_promise(
     report = explore(scene, CROWD_BOUNDS, monkeypatch)
     record_property("schedules", report.runs)
     assert not report.broken, "\n".join(report.broken)
-    assert report.runs > 30
+    assert report.runs > 20
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from holdfast.capture.stored.events import Event, EventFacts, Measured, ObservedEvent, Site, Stats
+from holdfast.capture.stored.events import Event, EventFacts, Measured, ObservedEvent, ObservedEvents, Site, Stats
 from holdfast.capture.stored.runs import Run, RunFacts
 from holdfast.capture.stored.segments import compute_root, format_leaf
 from holdfast.digest import fingerprint
@@ -55,9 +55,9 @@ class _Memory:
         return sum(self._tensors[event.leaf].nbytes for event in events if event.leaf in self._tensors)
 
 
-def as_observed(events: Iterable[Event]) -> list[ObservedEvent]:
+def as_observed(events: Iterable[Event]) -> ObservedEvents:
     """Return events as the recorder collects them."""
-    return [
+    return ObservedEvents(
         ObservedEvent(
             event.seq,
             event.site.step,
@@ -72,7 +72,7 @@ def as_observed(events: Iterable[Event]) -> list[ObservedEvent]:
             event.form,
         )
         for event in events
-    ]
+    )
 
 
 def make_output(seq: int, *, step: int = 0, fqn: str = "layers.0", rank: int = 0) -> Event:

@@ -43,12 +43,6 @@ SCENES: Final = {
             OLD_FILES | ORPHAN,
         ),
         Scene(
-            "overwrite at once, two collectors",
-            (Save("overwrite", content="b", forgets=True, at_once=True), Collect(), Collect(adopts=True)),
-            OLD_FILES | ORPHAN,
-            ((OLD,),),
-        ),
-        Scene(
             "overwrite at once, save at once, collector",
             (Save("overwrite", content="b", at_once=True), Save("overwrite", content="ab", at_once=True), Collect()),
             OLD_FILES | ORPHAN,
@@ -188,6 +182,12 @@ SCENES: Final = {
 SLOW_SCENES: Final = {
     scene.title: scene
     for scene in (
+        Scene(
+            "overwrite at once, two collectors",
+            (Save("overwrite", content="b", forgets=True, at_once=True), Collect(), Collect(adopts=True)),
+            OLD_FILES | ORPHAN,
+            ((OLD,),),
+        ),
         Scene(
             "overwrite beside a mark on what it replaces, two collectors",
             (Save("overwrite", content="b", forgets=True), Collect(adopts=True), Collect()),

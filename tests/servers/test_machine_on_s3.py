@@ -62,7 +62,7 @@ class QuickMachine(MachineOnS3):
 QUIET = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 TestQuickly = QuickMachine.TestCase
-TestQuickly.settings = settings(QUIET, max_examples=5, stateful_step_count=8)
+TestQuickly.settings = settings(QUIET, max_examples=3, stateful_step_count=6)
 
 MachineOnS3.TestCase.settings = settings(QUIET, max_examples=60, stateful_step_count=30)
 TestAtLength = pytest.mark.slow(MachineOnS3.TestCase)

@@ -328,6 +328,13 @@ def _at(count: int, act: Callable[[], None]) -> Callable[[str, str], None]:
     return hook
 
 
-TestRepository = RepositoryMachine.TestCase
-# A run is forty steps, each with a check of every byte: a third of the examples that a profile gives to others.
-TestRepository.settings = settings(max_examples=settings().max_examples // 3, stateful_step_count=40)
+class QuickMachine(RepositoryMachine):
+    """Few and short runs, for every run of the tests."""
+
+
+# Each step ends with a check of every byte.
+TestRepository = QuickMachine.TestCase
+TestRepository.settings = settings(max_examples=settings().max_examples // 6, stateful_step_count=25)
+
+RepositoryMachine.TestCase.settings = settings(max_examples=settings().max_examples // 3, stateful_step_count=40)
+TestAtLength = pytest.mark.slow(RepositoryMachine.TestCase)

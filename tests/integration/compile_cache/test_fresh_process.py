@@ -9,8 +9,9 @@ import pytest
 
 from tests.integration.compile_cache.processes import Place, Trial, finish_all, try_cases
 
-QUICK: Final = ("infer_mlp", "train_mlp", "many_sizes")
+QUICK: Final = ("infer_mlp", "train_mlp")
 SLOW: Final = (
+    "many_sizes",
     "train_block",
     "train_cnn",
     "train_tied",

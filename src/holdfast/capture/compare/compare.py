@@ -34,6 +34,7 @@ from holdfast.capture.stored.unshard import Dims, Gathering, gather_run, is_shar
 from holdfast.json_text import Json
 from holdfast.progress import Progress, Silent
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES
+from holdfast.snapshot.gc_pause import pause_gc
 from holdfast.texts import list_some
 
 _MAX_ROWS: Final = 100_000
@@ -122,7 +123,8 @@ def diff_runs(
     ):
         comparison = _Comparison(ours, theirs, judge, measurer, chosen)
         for step in steps:
-            comparison.compare_step(step)
+            with pause_gc():  # a step has thousands of events, and all of them stay until it is compared
+                comparison.compare_step(step)
             done.end_step(step)
     notes = (
         *_iter_notes(ours, theirs),

@@ -11,9 +11,10 @@ from typing import Final, NamedTuple
 import torch
 from typing_extensions import Self
 
-from holdfast.capture.compare.measure import TensorDistance, Tolerance, Workspace, measure, measure_stats
+from holdfast.capture.compare.measure import TensorDistance, Tolerance, measure, measure_stats
 from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.runs import Run
+from holdfast.diff.quick_blocks import Workspace
 from holdfast.errors import NotFound
 from holdfast.objects.blocks import BlockPool
 from holdfast.repo.engine import Engine
@@ -21,7 +22,7 @@ from holdfast.snapshot.load.batches import iter_batches
 from holdfast.snapshot.load.reused import ReusedMemory
 from holdfast.tensors.dtypes import find_dtype
 
-_BATCH_BYTES: Final = 16 << 20
+_BATCH_BYTES: Final = 32 << 20
 """The bytes of a batch: enough that a read of them is one of a disk's large ones, few enough for the cache."""
 
 

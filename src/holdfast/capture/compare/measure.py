@@ -1,4 +1,4 @@
-"""Measure the distance of two tensors: one pass over both in blocks, in float64; or bounds from their statistics."""
+"""Measure the distance of two tensors: one pass over both in blocks; or bounds from their statistics."""
 
 from __future__ import annotations
 
@@ -12,28 +12,13 @@ import numpy as np
 import torch
 
 from holdfast.capture.stored.events import Stats
+from holdfast.diff.quick_blocks import BITS, BLOCK_ITEMS, BlockDistance, QuickBlocks, Workspace, dot
 from holdfast.diff.values import DistanceTally, Numbers, unravel
 from holdfast.display.readable import readable_repr
 from holdfast.json_text import Json
 
-_BLOCK_ITEMS: Final = 1 << 17
-"""Small enough for the cache; with smaller blocks, threads would mostly wait for each other to call numpy."""
-_ROW: Final = 1 << 10
-"""Products are summed by rows of so many items: for a longer vector the library might start threads."""
-_SERIAL_ITEMS: Final = 1 << 15
-"""The most items that torch converts without starting threads."""
-_BITS: Final[Mapping[torch.dtype, torch.dtype]] = MappingProxyType(
-    {
-        torch.float16: torch.int16,
-        torch.bfloat16: torch.int16,
-        torch.float32: torch.int32,
-        torch.float64: torch.int64,
-    }
-)
-_QUICK: Final = frozenset(_BITS)
-"""Dtypes whose blocks are compared in memory that all blocks share."""
-_SHARED: Final = frozenset({torch.float32, torch.float64})
-"""Those of them that numpy converts fast; torch converts the others faster."""
+_QUICK: Final = frozenset(BITS)
+"""Dtypes whose blocks are compared by `QuickBlocks`."""
 _SAFE: Final = (1e-140, 1e140)
 """Magnitudes whose sums of squares neither overflow nor underflow."""
 
@@ -83,7 +68,7 @@ class TensorDistance:
     values: tuple[complex, complex] | None = None
     """Both values at that index."""
     relative_l2: float | None = None
-    """The norm of the difference divided by that of `a`; a lower bound if only stats are known."""
+    """The norm of the difference divided by that of `a`, to about 6 digits; a lower bound if only stats are known."""
     cosine: float | None = None
     sqnr_db: float | None = None
     """Power of `a` divided by power of the difference, in decibels; infinite if nothing differs."""
@@ -228,8 +213,8 @@ def _pick(a: torch.Tensor, b: torch.Tensor, flat: int) -> tuple[complex, complex
 
 def _measure_integers(a: torch.Tensor, b: torch.Tensor) -> TensorDistance:
     tally: DistanceTally[int] = DistanceTally(largest=0)  # an int, because all differences are
-    for start in range(0, a.numel(), _BLOCK_ITEMS):
-        tally.add_integers(start, *(side[start : start + _BLOCK_ITEMS] for side in (a, b)))
+    for start in range(0, a.numel(), BLOCK_ITEMS):
+        tally.add_integers(start, *(side[start : start + BLOCK_ITEMS] for side in (a, b)))
     at = None if tally.largest_at is None else (sum(tally.largest_at),)
     return TensorDistance("values", a.numel(), tally.unequal, tally.unequal, tally.largest, at)
 
@@ -239,114 +224,20 @@ def _measure_floats(
 ) -> TensorDistance:
     tally = _Tally(allowed, _find_scale(a, b))
     compared = torch.complex128 if wider.is_complex else torch.float64
-    blocks = _FiniteBlocks(a, b, space) if a.dtype == b.dtype and a.dtype in _QUICK and tally.scale == 1.0 else None
+    blocks = None
+    if a.dtype == b.dtype and a.dtype in _QUICK and tally.scale == 1.0:
+        blocks = QuickBlocks(a, b, space, rtol=allowed.rtol, atol=allowed.atol)
     # Extreme values overflow when they are subtracted; `_Tally` handles NaN and infinities itself.
     with np.errstate(all="ignore"):
-        for start in range(0, a.numel(), _BLOCK_ITEMS):
-            if blocks is not None and blocks.add(tally, start):
+        for start in range(0, a.numel(), BLOCK_ITEMS):
+            found = blocks.measure(start, known=tally.distance.largest) if blocks else None
+            if found is not None:
+                tally.add_quick(start, found)
                 continue
-            x, y = (side[start : start + _BLOCK_ITEMS] for side in (a, b))
-            ranks = (_rank_floats(x.to(wider)), _rank_floats(y.to(wider))) if wider in _BITS else None
+            x, y = (side[start : start + BLOCK_ITEMS] for side in (a, b))
+            ranks = (_rank_floats(x.to(wider)), _rank_floats(y.to(wider))) if wider in BITS else None
             tally.add(start, x.to(compared).numpy(), y.to(compared).numpy(), ranks)
-    return tally.finish(a.numel(), has_ulps=wider in _BITS)
-
-
-class Workspace:
-    """Memory for the blocks of one tensor after the other; for one thread at a time."""
-
-    def __init__(self) -> None:
-        self.numbers = np.empty((3, -(-_BLOCK_ITEMS // _ROW), _ROW))
-        """The values of both sides and their difference."""
-        self.flags = np.empty(_BLOCK_ITEMS, dtype=np.bool_)
-        self.integers = np.empty(_BLOCK_ITEMS, dtype=np.int64)
-
-
-class _FiniteBlocks:
-    """Adds blocks of two tensors of one dtype that are finite on both sides.
-
-    Gives the same numbers as `_Tally.add`, several times faster.
-    """
-
-    def __init__(self, a: torch.Tensor, b: torch.Tensor, space: Workspace) -> None:
-        self._a, self._b = (side.numpy() if side.dtype in _SHARED else side for side in (a, b))
-        bits = _BITS[a.dtype]
-        self._bits_a, self._bits_b = a.view(bits).numpy(), b.view(bits).numpy()
-        self._numbers, self._flags = space.numbers, space.flags
-        self._x, self._y, self._gap = space.numbers.reshape(3, -1)
-        self._integers = space.integers.view(self._bits_a.dtype)
-
-    def add(self, tally: _Tally, start: int) -> bool:
-        """Add a block; returns False, and adds nothing, if a value of it is not finite."""
-        part = slice(start, min(start + _BLOCK_ITEMS, len(self._bits_a)))
-        size = part.stop - start
-        x, y, gap, flags = self._x[:size], self._y[:size], self._gap[:size], self._flags[:size]
-        ours, theirs = _convert(self._a[part], x), _convert(self._b[part], y)
-        np.subtract(x, y, out=gap)
-        products = _sum_products(self._numbers, size)
-        if not math.isfinite(sum(products)):
-            return False
-        unequal = int(np.count_nonzero(np.not_equal(ours, theirs, out=flags)))
-        if unequal:
-            tally.distance.unequal += unequal
-            np.abs(gap, out=gap)
-            index = int(gap.argmax())
-            largest = float(gap[index])
-            tally.distance.keep_largest(start, index, largest)
-            if largest > tally.allowed.atol:
-                np.abs(x, out=x)
-                np.multiply(x, tally.allowed.rtol, out=x)
-                np.add(x, tally.allowed.atol, out=x)
-                tally.mismatches += int(np.count_nonzero(np.greater(gap, x, out=flags)))
-            tally.ulp = max(tally.ulp, self._find_ulp(part))
-        tally.distance.add_products(products)
-        return True
-
-    def _find_ulp(self, part: slice) -> int:
-        """Return the largest difference in units in the last place: of equal sign, the difference of the bits."""
-        ours, theirs = self._bits_a[part], self._bits_b[part]
-        integers = self._integers[: len(ours)]
-        crossing = None
-        if np.bitwise_xor(ours, theirs, out=integers).min() < 0:
-            crossing = np.flatnonzero(integers < 0)
-        np.subtract(ours, theirs, out=integers)
-        if crossing is None:
-            return max(int(integers.max()), -int(integers.min()))
-        integers[crossing] = 0
-        apart = max(int(integers.max()), -int(integers.min()))
-        lowest = np.iinfo(ours.dtype).max
-        magnitudes = [(side[crossing] & lowest).astype(np.int64) for side in (ours, theirs)]
-        index = int((magnitudes[0].astype(np.float64) + magnitudes[1]).argmax())
-        return max(apart, int(magnitudes[0][index]) + int(magnitudes[1][index]))
-
-
-def _convert(block: Numbers | torch.Tensor, target: Numbers) -> Numbers:
-    """Copy a block of floats into float64 memory, in this thread; returns the values in the cheapest form."""
-    if isinstance(block, np.ndarray):
-        np.copyto(target, block)
-        return block
-    memory = torch.from_numpy(target)
-    for start in range(0, len(block), _SERIAL_ITEMS):
-        part = slice(start, start + _SERIAL_ITEMS)
-        # By way of float32, which torch converts halves to several times faster.
-        memory[part].copy_(block[part].float())
-    return target
-
-
-def _sum_products(numbers: Numbers, size: int) -> list[float]:
-    """Return the sums of squares of the difference, of `x` and of `y`, and of products of `x` and `y`.
-
-    `numbers` has `x`, `y` and the difference in rows of `_ROW` items; the first `size` items of each count.
-    """
-    rows, rest = divmod(size, _ROW)
-    last = numbers[:, rows, :rest] if rest else numbers[:, 0, :0]
-    ours, theirs, gap = np.vecdot(last, last).tolist()
-    both = float(np.vecdot(last[0], last[1]))
-    if not rows:
-        return [gap, ours, theirs, both]
-    full = numbers[:, :rows]
-    squares = np.vecdot(full, full).sum(axis=1).tolist()
-    both += float(np.vecdot(full[0], full[1]).sum())
-    return [gap + squares[2], ours + squares[0], theirs + squares[1], both]
+    return tally.finish(a.numel(), has_ulps=wider in BITS)
 
 
 def _find_scale(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -392,6 +283,14 @@ class _Tally:
                 self.ulp = max(self.ulp, _find_ulp(*(side[differ] for side in ranks)))
         self.distance.add_products(self._multiply(x, y))
 
+    def add_quick(self, start: int, block: BlockDistance) -> None:
+        """Add a block that was measured already."""
+        self.distance.unequal += block.unequal
+        self.distance.keep_largest(start, block.largest_at, block.largest)
+        self.distance.add_products(block.products)
+        self.mismatches += block.mismatches
+        self.ulp = max(self.ulp, block.ulp)
+
     def _add_masks(self, start: int, is_mask: Numbers) -> None:
         count = int(np.count_nonzero(is_mask))
         self.masks += count
@@ -404,10 +303,8 @@ class _Tally:
         x, y = (np.ascontiguousarray(side).view(np.float64) for side in (x, y))
         if self.scale != 1.0:
             x, y = x / self.scale, y / self.scale
-        numbers = np.zeros((3, -(-len(x) // _ROW), _ROW))
-        for memory, values in zip(numbers.reshape(3, -1), (x, y, x - y), strict=True):
-            memory[: len(x)] = values
-        return _sum_products(numbers, len(x))
+        gap = x - y
+        return [dot(gap, gap), dot(x, x), dot(y, y), dot(x, y)]
 
     def finish(self, total: int, *, has_ulps: bool) -> TensorDistance:
         """Return the numbers; `at` is an index into the flat tensor."""
@@ -445,6 +342,6 @@ def _find_ulp(ours: Numbers, theirs: Numbers) -> int:
 
 def _rank_floats(block: torch.Tensor) -> Numbers:
     """Return the rank of each float: the number of floats between zero and it, negative below zero."""
-    bits = block.view(_BITS[block.dtype]).numpy().astype(np.int64)
+    bits = block.view(BITS[block.dtype]).numpy().astype(np.int64)
     magnitude = bits & ((1 << (8 * block.dtype.itemsize - 1)) - 1)
     return np.where(bits < 0, -magnitude, magnitude)

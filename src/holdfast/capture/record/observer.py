@@ -19,7 +19,7 @@ from holdfast.capture.record.options import Options
 from holdfast.capture.record.points import Points
 from holdfast.capture.record.settings import SettingsReader
 from holdfast.capture.record.spool import Copy, Spool
-from holdfast.capture.stored.events import EventFacts, EventKind, Level, Measured, ObservedEvent, Phase
+from holdfast.capture.stored.events import EventFacts, EventKind, Level, Measured, Phase
 from holdfast.capture.stored.observed import (
     WHOLE,
     KnownMemory,
@@ -234,10 +234,9 @@ class Observer:
             elif last.known is not known:
                 where.last[path] = last._replace(known=known)
             alias = -1 if storage is None else self._aliases.find(storage)
-            # Not ObservedEvent(): this runs for every tensor, and calling the class takes twice as long.
-            event = (self._seq, self.step, last.facts, digest, alias, measured, leaf, form)
+            # The fields of an `ObservedEvent`.
+            self.spool.pending.events.flat += (self._seq, self.step, last.facts, digest, alias, measured, leaf, form)
             self._seq += 1
-            self.spool.pending.events.append(tuple.__new__(ObservedEvent, event))
 
     def _measure(self, observed: ObservedTensor, digest: bytes) -> Measured:
         """Return the statistics of a tensor; those of equal bytes in this step or the one before are used again."""

@@ -12,12 +12,13 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 
-from holdfast.capture.stored.events import Measured, ObservedEvent
+from holdfast.capture.stored.events import EventFields, Measured, ObservedEvent, ObservedEvents
 from holdfast.capture.stored.observed import Array, build_copy
-from holdfast.capture.stored.segments import NO_ROOT, Segment, advance_root, format_leaf, parse_leaf, write_segment
+from holdfast.capture.stored.segments import Segment, advance_roots, format_leaf, parse_leaf, write_segment
 from holdfast.capture.stored.statistics import Unmeasured, measure_all
 from holdfast.json_text import Json
 from holdfast.repo.handle.repository import Repository
+from holdfast.snapshot.gc_pause import pause_gc
 
 _MAX_FAILURES: Final = 3
 """After this many segments in a row that could not be written, recording stops."""
@@ -45,7 +46,7 @@ class PendingSegment:
     started_s: float = 0.0
     max_steps: int = 1
     """It is sealed after this many steps, if not before."""
-    events: list[ObservedEvent] = field(default_factory=list)
+    events: ObservedEvents = field(default_factory=ObservedEvents)
     copies: dict[int, Copy] = field(default_factory=dict)
     small: list[Unmeasured] = field(default_factory=list)
     """Small tensors that wait to be measured together."""
@@ -84,7 +85,7 @@ class Spool:
         self._thread: threading.Thread | None = None
         self._roots: dict[int, bytes] = {}
         self._lost: set[int] = set()
-        self._unwritten: list[ObservedEvent] = []
+        self._unwritten = ObservedEvents()
         self._in_a_row = 0
         self._error: Exception | None = None
         self._new_bytes = 0
@@ -214,19 +215,24 @@ class Spool:
                     self._changed.notify_all()
 
     def _write(self, batch: PendingSegment) -> None:
-        observed = [*self._unwritten, *batch.events]
+        observed = batch.events
+        if self._unwritten:
+            self._unwritten.flat += observed.flat
+            observed = self._unwritten
         try:
-            self._commit(batch, observed, batch.copies)
+            with pause_gc():  # a commit creates some objects for each tensor, and frees nearly all of them at its end
+                self._commit(batch, observed, batch.copies)
         except Exception as error:  # noqa: BLE001  # no error may stop the training; the observer reports it
             self._fail(batch, observed, error)
             if batch.is_last:
                 self._try_last(batch)
 
-    def _fail(self, batch: PendingSegment, observed: list[ObservedEvent], error: Exception) -> None:
+    def _fail(self, batch: PendingSegment, observed: ObservedEvents, error: Exception) -> None:
         self._in_a_row += 1
         self._lost.add(batch.number)
         self._error = error
-        self._unwritten = [] if self.has_given_up else observed[-4 * _MAX_EVENTS :]
+        observed.keep_last(0 if self.has_given_up else 4 * _MAX_EVENTS)
+        self._unwritten = observed
 
     def _try_last(self, batch: PendingSegment) -> None:
         """Commit the end of a recording without its tensors: the events alone may still fit on a full disk."""
@@ -236,26 +242,24 @@ class Spool:
         except Exception as error:  # noqa: BLE001  # as above
             self._error = error
 
-    def _commit(self, batch: PendingSegment, observed: list[ObservedEvent], copies: Mapping[int, Copy]) -> None:
+    def _commit(self, batch: PendingSegment, observed: ObservedEvents, copies: Mapping[int, Copy]) -> None:
         waiting = [Unmeasured(copy.measured, copy.memory.data, copy.dtype) for copy in copies.values()]
         measure_all([*batch.small, *waiting], self._bins)
-        events = [self._drop_lost(event) for event in observed] if self._lost else observed
+        events = ObservedEvents(map(self._drop_lost, observed)) if self._lost else observed
         roots = dict(self._roots)
-        for event in events:
-            root = roots.get(event.step, NO_ROOT)
-            roots[event.step] = advance_root(root, event.step, event.facts.text, event.digest)
-        steps = {event.step for event in events}
+        steps = advance_roots(roots, events)
         segment = Segment(
             *(self._identity.run, self._identity.rank, batch.number, self._identity.world, self._identity.started_s),
             *(self._identity.environment, batch.notes, {step: roots[step] for step in sorted(steps)}, batch.is_last),
         )
         tensors = {number: build_copy(copy.memory, copy.dtype, copy.shape) for number, copy in copies.items()}
         result = write_segment(self._repo, segment, events, tensors)
-        self._roots, self._unwritten = roots, []
+        self._roots, self._unwritten = roots, ObservedEvents()
         self._in_a_row = 0
         self._new_bytes += result.new_bytes
 
-    def _drop_lost(self, event: ObservedEvent) -> ObservedEvent:
+    def _drop_lost(self, fields: EventFields) -> ObservedEvent:
         """Return an event without its leaf if the copy could not be written."""
+        event = ObservedEvent(*fields)
         is_lost = event.leaf and parse_leaf(event.leaf)[0] in self._lost
         return event._replace(leaf="") if is_lost else event

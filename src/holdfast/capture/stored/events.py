@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 Phase = Literal["forward", "backward", "optimizer", "custom"]
 EventKind = Literal[
@@ -148,7 +149,7 @@ class Measured:
 
 
 class ObservedEvent(NamedTuple):
-    """An event as the recorder collects it. A tuple, because the recorder creates one for every tensor."""
+    """An event as the recorder collects it."""
 
     seq: int
     step: int
@@ -158,3 +159,41 @@ class ObservedEvent(NamedTuple):
     measured: Measured | None = None
     leaf: str = ""
     form: str = ""
+
+
+EventFields: TypeAlias = tuple[int, int, EventFacts, bytes, int, Measured | None, str, str]
+"""The fields of an `ObservedEvent` as a plain tuple."""
+
+
+class ObservedEvents:
+    """Observed events in the order of observation, as one flat list of their fields.
+
+    Python's garbage collector counts every tuple that stays alive, and a full collection in a process with torch takes
+    longer than a recorded step. A flat list of numbers, texts and shared facts adds nothing for it to count.
+    """
+
+    __slots__ = ("flat",)
+
+    def __init__(self, events: Iterable[EventFields] = ()) -> None:
+        self.flat: list[Any] = []
+        """The fields of one event after those of the other; add to it with `flat += fields`."""
+        for event in events:
+            self.flat += event
+
+    def __len__(self) -> int:
+        """Return the number of events."""
+        return len(self.flat) // len(ObservedEvent._fields)
+
+    def __iter__(self) -> Iterator[EventFields]:
+        """Yield the fields of each event."""
+        fields = [iter(self.flat)] * len(ObservedEvent._fields)
+        return cast(Iterator[EventFields], zip(*fields, strict=True))
+
+    def iter_columns(self) -> Iterator[list[Any]]:
+        """Yield all values of one field after those of the other."""
+        count = len(ObservedEvent._fields)
+        return (self.flat[start::count] for start in range(count))
+
+    def keep_last(self, count: int) -> None:
+        """Drop all events but the last `count`."""
+        del self.flat[: max(0, len(self) - count) * len(ObservedEvent._fields)]

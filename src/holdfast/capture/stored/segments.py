@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from holdfast.capture.stored.events import KINDS, PHASES, Event, EventFacts, ObservedEvent, Site, Stats
+from holdfast.capture.stored.events import KINDS, PHASES, Event, EventFacts, ObservedEvents, Site, Stats
 from holdfast.digest import hash_kind
 from holdfast.errors import BadName, Corrupt, NewerFormat
 from holdfast.json_text import Json
@@ -43,8 +43,6 @@ _NUMBERS: Final = (
     "form",
 )
 """The rows of the array of numbers; a text is an index into the list of texts."""
-_OWN_NUMBERS: Final = ("seq", "step", "alias", "leaf_segment", "leaf_number", "has_stats", "bins", "form")
-"""Those that events do not have in common with the same event of other steps."""
 _SHAPES: Final = {"numbers": 2, "ragged": 1, "digests": 2, "values": 2, "counts": 2, "texts": 1}
 _PHASE: Final = {phase: index for index, phase in enumerate(PHASES)}
 _KIND: Final = {kind: index for index, kind in enumerate(KINDS)}
@@ -83,7 +81,7 @@ def verify_run_name(name: str) -> str:
 
 
 def write_segment(
-    repo: Repository, segment: Segment, events: Sequence[ObservedEvent], tensors: Mapping[int, torch.Tensor]
+    repo: Repository, segment: Segment, events: ObservedEvents, tensors: Mapping[int, torch.Tensor]
 ) -> SaveResult:
     """Commit a segment; the tensors must not change until this returns."""
     tree: dict[str, Any] = {
@@ -162,6 +160,18 @@ def advance_root(root: bytes, step: int, text: str, digest: bytes) -> bytes:
     return hash_kind("run step", (root, f"({step}, {text}".encode(), digest))
 
 
+def advance_roots(roots: dict[int, bytes], events: ObservedEvents) -> set[int]:
+    """Advance the root of each step by its events; returns the steps that have any."""
+    found: dict[int, bytes] = {}
+    last, root = -1, NO_ROOT
+    for _, step, facts, digest, *_ in events:
+        if step != last:
+            last, root = step, found.get(step) or roots.get(step, NO_ROOT)
+        root = found[step] = advance_root(root, step, facts.text, digest)
+    roots.update(found)
+    return set(found)
+
+
 def compute_root(events: Iterable[Event]) -> bytes:
     """Return the root of all events of a step."""
     root = NO_ROOT
@@ -184,51 +194,65 @@ class _Texts:
         return np.frombuffer(json.dumps(list(self._indices)).encode(), dtype=np.uint8)
 
 
-def encode_events(events: Sequence[ObservedEvent]) -> dict[str, np.ndarray[Any, Any]]:
+def encode_events(events: ObservedEvents) -> dict[str, np.ndarray[Any, Any]]:
     """Return the columns of a table of events; the rank is not stored in it."""
+    seqs, steps, facts, digests, aliases, measured, leaves, forms = events.iter_columns()
     texts = _Texts()
     rows: dict[EventFacts, int] = {}
     # Numpy converts lists of Python numbers several times slower than arrays of Python.
-    facts_numbers, own_numbers, ragged, counts, values = array("q"), array("q"), array("q"), array("q"), array("d")
-    for seq, step, facts, _, alias, measured, leaf, form in events:
-        row = rows.get(facts)
-        if row is None:
-            row = rows[facts] = len(rows)
-            facts_numbers.extend(_encode_facts(facts, texts))
-        ragged.extend(facts.shape)
-        if facts.global_shape:
-            ragged.extend((*facts.global_shape, *facts.offsets))
-        stats = None if measured is None else measured.stats
-        bins = 0
-        if stats is not None:
-            bins = len(stats.histogram)
-            ragged.extend(stats.histogram)
-            values.extend((stats.minimum, stats.maximum, stats.mean, stats.norm))
-            counts.extend((stats.nan, stats.inf, stats.zero))
-        segment, number = parse_leaf(leaf) if leaf else (-1, -1)
-        own_numbers.extend((row, seq, step, alias, segment, number, stats is not None, bins, texts.add(form)))
-    digests = np.frombuffer(b"".join([event.digest for event in events]), dtype=np.uint8)
+    facts_numbers, form_numbers = array("q"), array("q")
+    for each, form in zip(facts, forms, strict=True):
+        if each not in rows:
+            rows[each] = len(rows)
+            facts_numbers.extend(_encode_facts(each, texts))
+        form_numbers.append(texts.add(form))
+    stats = [None if each is None else each.stats for each in measured]
+    found = [each for each in stats if each is not None]
+    parsed = [parse_leaf(leaf) if leaf else (-1, -1) for leaf in leaves]
+    own = {
+        "seq": array("q", seqs),
+        "step": array("q", steps),
+        "alias": array("q", aliases),
+        "leaf_segment": array("q", [segment for segment, _ in parsed]),
+        "leaf_number": array("q", [number for _, number in parsed]),
+        "has_stats": array("q", [each is not None for each in stats]),
+        "bins": array("q", [0 if each is None else len(each.histogram) for each in stats]),
+        "form": form_numbers,
+    }
+    values = array("d", [x for each in found for x in (each.minimum, each.maximum, each.mean, each.norm)])
+    counts = array("q", [x for each in found for x in (each.nan, each.inf, each.zero)])
     return {
-        "numbers": _join_numbers(facts_numbers, own_numbers),
-        "ragged": np.array(ragged, dtype=np.int64),
-        "digests": digests.reshape(len(events), DIGEST_BYTES),
+        "numbers": _join_numbers(facts_numbers, array("q", map(rows.__getitem__, facts)), own),
+        "ragged": np.array(_join_ragged(facts, stats), dtype=np.int64),
+        "digests": np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(events), DIGEST_BYTES),
         "values": np.array(values, dtype=np.float64).reshape(-1, 4),
         "counts": np.array(counts, dtype=np.int64).reshape(-1, 3),
         "texts": texts.encode(),
     }
 
 
-def _join_numbers(facts_numbers: array[int], own_numbers: array[int]) -> np.ndarray[Any, Any]:
-    """Return the numbers of all events, a row for each name in `_NUMBERS`."""
-    rows, *own = np.array(own_numbers, dtype=np.int64).reshape(-1, 1 + len(_OWN_NUMBERS)).T
-    numbers = np.array(facts_numbers, dtype=np.int64).reshape(-1, len(_NUMBERS)).T[:, rows]
-    for name, found in zip(_OWN_NUMBERS, own, strict=True):
+def _join_ragged(facts: Sequence[EventFacts], stats: Sequence[Stats | None]) -> array[int]:
+    """Return the shapes, global shapes, offsets and histograms of events, one event after the other."""
+    ragged = array("q")
+    for each, found in zip(facts, stats, strict=True):
+        ragged.extend(each.shape)
+        if each.global_shape:
+            ragged.extend((*each.global_shape, *each.offsets))
+        if found is not None:
+            ragged.extend(found.histogram)
+    return ragged
+
+
+def _join_numbers(facts_numbers: array[int], rows: array[int], own: Mapping[str, array[int]]) -> np.ndarray[Any, Any]:
+    """Return the numbers of all events, a row for each name in `_NUMBERS`; `rows` has the facts of each event."""
+    numbers = np.array(facts_numbers, dtype=np.int64).reshape(-1, len(_NUMBERS)).T[:, np.array(rows, dtype=np.int64)]
+    for name, found in own.items():
         numbers[_NUMBERS.index(name)] = found
     return np.ascontiguousarray(numbers)
 
 
 def _encode_facts(facts: EventFacts, texts: _Texts) -> tuple[int, ...]:
-    """Return the numbers of an event in the order of `_NUMBERS`; those in `_OWN_NUMBERS` are 0."""
+    """Return the numbers of an event in the order of `_NUMBERS`; those that differ from step to step are 0."""
     add = texts.add
     return (
         *(0, 0, _PHASE[facts.phase], _KIND[facts.kind], add(facts.fqn), facts.call, add(facts.path), add(facts.dtype)),

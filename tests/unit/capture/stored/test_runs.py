@@ -40,9 +40,9 @@ def write_run(
     roots: dict[int, bytes] = {}
     for number, events in enumerate(parts):
         for event in events:
-            text = as_observed([event])[0].facts.text
+            ((_, _, facts, *_),) = as_observed([event])
             roots[event.site.step] = advance_root(
-                roots.get(event.site.step, NO_ROOT), event.site.step, text, event.digest
+                roots.get(event.site.step, NO_ROOT), event.site.step, facts.text, event.digest
             )
         own_roots = {step: roots[step] for step in {event.site.step for event in events}}
         ends = is_last and number == len(parts) - 1

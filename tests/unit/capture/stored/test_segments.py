@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
-from holdfast.capture.stored.events import Event
+from holdfast.capture.stored.events import Event, ObservedEvent, ObservedEvents
 from holdfast.capture.stored.runs import RunFacts
 from holdfast.capture.stored.segments import (
+    advance_roots,
+    compute_root,
     decode_events,
     encode_events,
     verify_run_name,
@@ -22,14 +26,14 @@ def test_events_are_decoded_as_they_were_encoded() -> None:
 
 
 def test_an_empty_table_is_decoded() -> None:
-    assert decode_events(encode_events([]), rank=0, what="it") == []
+    assert decode_events(encode_events(ObservedEvents()), rank=0, what="it") == []
 
 
 def test_events_that_share_their_facts_are_decoded_one_by_one() -> None:
-    (first,) = as_observed([FULL_EVENT])
+    first = ObservedEvent(*next(iter(as_observed([FULL_EVENT]))))
     again = first._replace(seq=8, step=4, digest=bytes(16), alias=5, measured=None, leaf="", form="other")
 
-    found = decode_events(encode_events([first, again, first]), rank=0, what="it")
+    found = decode_events(encode_events(ObservedEvents([first, again, first])), rank=0, what="it")
 
     later = FULL_EVENT._replace(seq=8, site=FULL_EVENT.site._replace(step=4), digest=bytes(16), alias=5)
     assert found == [FULL_EVENT, later._replace(stats=None, leaf="", form="other"), FULL_EVENT]
@@ -63,3 +67,39 @@ def test_the_root_of_a_step_changes_with_an_event(changed: Event) -> None:
 def test_names_that_could_be_taken_for_segments_are_refused(name: str) -> None:
     with pytest.raises(BadName):
         verify_run_name(name)
+
+
+def test_a_recorder_that_adds_events_creates_no_object_for_the_garbage_collector() -> None:
+    events = ObservedEvents()
+    ((_, _, facts, *_),) = as_observed([FULL_EVENT])
+    gc.collect()
+    before = len(gc.get_objects())
+
+    for seq in range(1000):
+        events.flat += (seq, 0, facts, bytes(16), -1, None, "", "")
+
+    assert len(gc.get_objects()) - before < 100
+    assert [seq for seq, *_ in events] == [*range(1000)]
+
+
+def test_the_last_events_are_kept() -> None:
+    events = as_observed([make_output(number) for number in range(5)])
+
+    events.keep_last(2)
+    assert [seq for seq, *_ in events] == [3, 4]
+    events.keep_last(9)
+    assert len(events) == 2
+    events.keep_last(0)
+    assert len(events) == 0
+
+
+def test_roots_advance_by_the_events_of_each_step() -> None:
+    events = [make_output(0), make_output(1, step=1), make_output(2), make_output(3, step=2)]
+    roots = {2: b"earlier"}
+
+    steps = advance_roots(roots, as_observed(events))
+
+    assert steps == {0, 1, 2}
+    assert roots[0] == compute_root([events[0], events[2]])
+    assert roots[1] == compute_root([events[1]])
+    assert roots[2] != compute_root([events[3]]), "it continues the root of earlier segments"
