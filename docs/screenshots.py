@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from importlib import import_module, util
 from pathlib import Path
 from typing import Final
 
@@ -14,8 +15,6 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 # `python docs/screenshots.py` puts docs/ itself on the path, and `import tests` needs what is above it.
 if not __package__:
     sys.path[0] = str(ROOT)
-
-from PIL import Image  # noqa: E402 - the path comes first
 
 from tests.browser.chromium import Browser, find_chromium  # noqa: E402 - the path comes first
 from tests.browser.stores import make_store  # noqa: E402 - the path comes first
@@ -51,6 +50,9 @@ def take_pictures(folder: Path) -> None:
     program = find_chromium()
     if program is None:
         raise SystemExit("this needs Chromium: run `apt-get install chromium` as root")
+    if util.find_spec("PIL") is None:
+        raise SystemExit("this needs Pillow, which comes with the peers of the benchmarks: make .venv/ready-bench")
+    image = import_module("PIL.Image")
     with tempfile.TemporaryDirectory() as temporary:
         store = make_store(Path(temporary) / "ckpts")
         with store.serve() as server, Browser(program, Path(temporary)) as browser:
@@ -67,7 +69,7 @@ def take_pictures(folder: Path) -> None:
                     path = folder / f"serve-{view}-{size}.png"
                     browser.screenshot(path)
                     # A quarter of the size, and the same to the eye.
-                    with Image.open(path) as picture:
+                    with image.open(path) as picture:
                         picture.convert("RGB").quantize(128).save(path, optimize=True)
                     print(path, *browser.complaints)
 
