@@ -83,6 +83,11 @@ def test_show_and_doctor_tell_what_deltas_take(tmp_path: Path, capsysbinary: pyt
     facts = json.loads(cli("show", "run/1", "--json").out)
     assert facts["delta_chunks"] == 1
     assert facts["base_bytes"] > 5 * facts["packed_bytes"]
+    assert [pack["chunks"] for pack in facts["packs"]] == [1, 1]
+    chunks = json.loads(cli("show", "run/1", "--chunks", "--json").out)
+    before = json.loads(cli("show", "run/0", "--chunks", "--json").out)
+    bases = {chunk["base"] for entry in chunks["content"] for chunk in entry["chunks"] if chunk["base"]}
+    assert bases < {chunk["digest"] for entry in before["content"] for chunk in entry["chunks"]}
     assert "chunks may be deltas" in cli("doctor").out
 
 

@@ -17,6 +17,7 @@ from holdfast.json_text import Json, canonical_json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.query.described import describe_snapshot
 from holdfast.query.lineage import LINEAGE, parse_lineage
+from holdfast.repo.format.chunk import iter_places
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import pack_key
 from holdfast.repo.format.manifest import Manifest
@@ -142,12 +143,11 @@ class _PackUse:
 
 
 def _read_packs(store: ObjectStore, entries: Iterable[Entry]) -> list[_PackUse]:
-    """Return each pack that the entries use; a chunk that is used twice counts once."""
+    """Return each pack that the entries use, for bases of deltas, too; a chunk that is used twice counts once."""
     chunks_of_pack: dict[str, dict[int, int]] = {}
     for entry in entries:
         for chunk in entry.chunks:
-            if chunk.location:
-                at = chunk.location
+            for at in iter_places(chunk.location) if chunk.location else ():
                 chunks_of_pack.setdefault(at.pack_id, {})[at.offset] = at.stored_bytes
     infos = read_infos(store, list(map(pack_key, chunks_of_pack)))
     sizes = {key: info.size_bytes for key, info in infos.items()}
@@ -413,6 +413,7 @@ def _describe_entry(entry: Entry, new: _Sizes) -> dict[str, Json]:
                 "offset": chunk.location.offset if chunk.location else None,
                 "stored": chunk.location.stored_bytes if chunk.location else chunk.size_bytes,
                 "codec": chunk.location.codec if chunk.location else 0,
+                "base": chunk.location.base.digest.hex() if chunk.location and chunk.location.base else None,
             }
             for chunk in entry.chunks
         ],
