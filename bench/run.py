@@ -32,6 +32,7 @@ from bench.suites import (
     check,
     cli,
     codecs,
+    deltas,
     diff_runs,
     exports,
     follow,
@@ -80,11 +81,12 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "mirror": mirror.run,
     "objects": objects.run,
     "codecs": codecs.run,
+    "deltas": deltas.run,
     "follow": follow.run,
 }
 _ON_REQUEST: Final = frozenset(
-    {"capture", "codecs", "compile", "diff_runs", "exports", "follow", "imports", "mirror", "objects", "planning"}
-    | {"put", "query", "recording", "reuse"}
+    {"capture", "codecs", "compile", "deltas", "diff_runs", "exports", "follow", "imports", "mirror", "objects"}
+    | {"planning", "put", "query", "recording", "reuse"}
 )
 """Suites that take long and have a separate result: DCP plans for minutes with a thousand ranks, and models take half
 a minute to compile."""

@@ -37,8 +37,8 @@ _BY_WORKLOAD: Final = {
 }
 _SMALL: Final = "small-tensors"
 _ELSEWHERE: Final = frozenset(
-    {"capture", "codecs", "compile", "diff_runs", "exports", "follow", "imports", "mirror", "objects", "planning"}
-    | {"put", "query", "recording", "reuse"}
+    {"capture", "codecs", "compile", "deltas", "diff_runs", "exports", "follow", "imports", "mirror", "objects"}
+    | {"planning", "put", "query", "recording", "reuse"}
 )
 """Suites that another page explains."""
 ANCHORS: Final = frozenset({*_BY_SUITE.values(), *_BY_WORKLOAD.values(), _SMALL})
