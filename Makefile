@@ -89,9 +89,11 @@ $(READY_INTEGRATIONS): $(READY_DEV)
 	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps torchtitan torch_checkpointing torchdata spmd_types
 	@touch $@
 
-$(READY_BENCH): $(READY_DEV) bench/bucket-peers.txt
+$(READY_BENCH): $(READY_DEV) bench/bucket-peers.txt bench/codec-peers.txt
 	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[peers]'
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --upgrade --target .venv/bucket-peers -r bench/bucket-peers.txt
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --upgrade --target .venv/codec-peers -r bench/codec-peers.txt \
+		|| echo "ZipNN could not be built: the suite deltas runs without it"
 	@touch $@
 
 $(READY_DOCS): $(READY_DEV)

@@ -32,6 +32,7 @@ from bench.suites import (
     check,
     cli,
     codecs,
+    deltas,
     device_digest,
     diff_runs,
     exports,
@@ -81,11 +82,24 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "mirror": mirror.run,
     "objects": objects.run,
     "codecs": codecs.run,
+    "deltas": deltas.run,
     "follow": follow.run,
     "device_digest": device_digest.run,
 }
 _ON_REQUEST: Final = frozenset(
-    {"capture", "codecs", "compile", "device_digest", "diff_runs", "exports", "follow", "imports", "mirror", "objects"}
+    {
+        "capture",
+        "codecs",
+        "compile",
+        "deltas",
+        "device_digest",
+        "diff_runs",
+        "exports",
+        "follow",
+        "imports",
+        "mirror",
+        "objects",
+    }
     | {"planning", "put", "query", "recording", "reuse"}
 )
 """Suites that take long and have a separate result: DCP plans for minutes with a thousand ranks, and models take half

@@ -37,7 +37,19 @@ _BY_WORKLOAD: Final = {
 }
 _SMALL: Final = "small-tensors"
 _ELSEWHERE: Final = frozenset(
-    {"capture", "codecs", "compile", "device_digest", "diff_runs", "exports", "follow", "imports", "mirror", "objects"}
+    {
+        "capture",
+        "codecs",
+        "compile",
+        "deltas",
+        "device_digest",
+        "diff_runs",
+        "exports",
+        "follow",
+        "imports",
+        "mirror",
+        "objects",
+    }
     | {"planning", "put", "query", "recording", "reuse"}
 )
 """Suites that another page explains."""

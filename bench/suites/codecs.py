@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import io
-import os
 import shutil
 import threading
 import time
-import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-import zstandard
-from safetensors.torch import load as load_safetensors
-from safetensors.torch import save as save_safetensors
-from torch.distributed.checkpoint._extension import ZStandard
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.state_dict_loader import load as load_dcp
-from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
-from bench.kit.measure import Contestant, Goal, Result, Sizes, Timings, WrongResult, count_bytes, race
+from bench.kit.compressed_peers import Format, State, count_state, make_zstd_peers, verify_state
+from bench.kit.measure import Contestant, Goal, Result, Sizes, Timings, count_bytes, race
 from holdfast.facade import Store
 from holdfast.objects.local.files import PosixFiles
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.format.chunk import CHUNK_BYTES
 from holdfast.repo.format.codecs.codec import decode_into, encode
 from holdfast.repo.handle.compression import LEVELS, Compression
-
-State = dict[str, torch.Tensor]
 
 _DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _CHOICES: Final[Mapping[str, Compression]] = {"raw": None, "fast": "fast", "small": "small"}
@@ -65,10 +53,6 @@ def make_weights(label: str, size_bytes: int) -> State:
     return {f"w{number:02}": (torch.randn(count) * _SPREAD).to(dtype) for number in range(_TENSORS)}
 
 
-def _count(state: State) -> int:
-    return sum(tensor.nbytes for tensor in state.values())
-
-
 def _measure_codecs(label: str, rounds: int) -> list[Result]:
     """Encode and decode chunks on one core, by CPU time."""
     item_bytes = _DTYPES[label].itemsize
@@ -97,21 +81,9 @@ def _measure_codecs(label: str, rounds: int) -> list[Result]:
     return rows
 
 
-@dataclass(frozen=True, slots=True)
-class _Format:
-    """A way to save a state durably below a path, and to load it again."""
-
-    save: Callable[[State, Path], object]
-    load: Callable[[Path], State]
-
-
-def _make_formats(like: State) -> dict[str, _Format]:
-    formats = {name: _Format(partial(_save_store, choice), _load_store) for name, choice in _CHOICES.items()}
-    return formats | {
-        "torch.save + zstd": _Format(_save_torch, _load_torch),
-        "safetensors + zstd": _Format(_save_safetensors, _load_safetensors),
-        "DCP + zstd": _Format(_save_dcp, partial(_load_dcp, like)),
-    }
+def _make_formats(like: State) -> dict[str, Format]:
+    formats = {name: Format(partial(_save_store, choice), _load_store) for name, choice in _CHOICES.items()}
+    return formats | make_zstd_peers(like)
 
 
 def _save_store(compression: Compression, state: State, path: Path) -> None:
@@ -123,61 +95,6 @@ def _load_store(path: Path) -> State:
     with Store(LocalStore(path)) as store:
         loaded: State = store.load("m")
         return loaded
-
-
-def _save_torch(state: State, path: Path) -> None:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    _write_zstd(buffer.getbuffer(), path)
-
-
-def _load_torch(path: Path) -> State:
-    loaded: State = torch.load(io.BytesIO(_read_zstd(path)), weights_only=True)
-    return loaded
-
-
-def _save_safetensors(state: State, path: Path) -> None:
-    _write_zstd(memoryview(save_safetensors(state)), path)
-
-
-def _load_safetensors(path: Path) -> State:
-    return load_safetensors(_read_zstd(path))
-
-
-def _write_zstd(data: memoryview, path: Path) -> None:
-    """Compress with all cores at the level of "small", and write durably."""
-    path.mkdir()
-    folded = zstandard.ZstdCompressor(level=1, threads=os.cpu_count() or 1).compress(data)
-    with open(path / "m.zst", "wb") as file:
-        file.write(folded)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _read_zstd(path: Path) -> bytes:
-    return zstandard.ZstdDecompressor().decompress((path / "m.zst").read_bytes())
-
-
-def _save_dcp(state: State, path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # DCP warns that there is only one process
-        writer = FileSystemWriter(path, thread_count=os.cpu_count() or 1, _extensions=[ZStandard()])
-        save_dcp(state, storage_writer=writer, no_dist=True)
-
-
-def _load_dcp(like: State, path: Path) -> State:
-    loaded = {name: torch.empty_like(tensor) for name, tensor in like.items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        load_dcp(loaded, storage_reader=FileSystemReader(path), no_dist=True)
-    return loaded
-
-
-def _verify(expected: State, loaded: object) -> None:
-    if not isinstance(loaded, dict) or not all(
-        torch.equal(loaded[name].view(torch.uint8), tensor.view(torch.uint8)) for name, tensor in expected.items()
-    ):
-        raise WrongResult("a state was not loaded as it was saved")
 
 
 def _measure_formats(label: str, state: State, sizes: Sizes, work: Path) -> list[Result]:
@@ -192,9 +109,9 @@ def _measure_formats(label: str, state: State, sizes: Sizes, work: Path) -> list
         for name, each in formats.items()
     }
     saved = race(saves, rounds=sizes.rounds)
-    stored = {name: count_bytes(places[name]) / _count(state) for name in formats}
+    stored = {name: count_bytes(places[name]) / count_state(state) for name in formats}
     loads = {
-        name: Contestant(partial(each.load, places[name]), verify=partial(_verify, state), verify_once=True)
+        name: Contestant(partial(each.load, places[name]), verify=partial(verify_state, state), verify_once=True)
         for name, each in formats.items()
     }
     loaded = race(loads, rounds=sizes.rounds)
@@ -202,16 +119,16 @@ def _measure_formats(label: str, state: State, sizes: Sizes, work: Path) -> list
         remove(name)
     rows = [_describe_stored(label, name, stored) for name in ("fast", "small")]
     kept = Goal("ratio", ">=", _KEPT_SPEED)
-    rows += [_describe_speed(f"{label}, fast: first save", "fast", saved, _count(state), "raw", kept)]
-    rows += [_describe_speed(f"{label}, small: first save", "small", saved, _count(state), "raw")]
+    rows += [_describe_speed(f"{label}, fast: first save", "fast", saved, count_state(state), "raw", kept)]
+    rows += [_describe_speed(f"{label}, small: first save", "small", saved, count_state(state), "raw")]
     for name in ("fast", "small"):
         best = min((peer for peer in formats if peer.endswith("zstd")), key=lambda peer: saved[peer].best)
         own = f"{label}, {name}: first save beside others"
-        rows.append(_describe_speed(own, name, saved, _count(state), best, Goal("ratio", ">=", 1.0)))
+        rows.append(_describe_speed(own, name, saved, count_state(state), best, Goal("ratio", ">=", 1.0)))
         best = min((peer for peer in formats if peer.endswith("zstd")), key=lambda peer: loaded[peer].best)
         own = f"{label}, {name}: load beside others"
-        rows.append(_describe_speed(own, name, loaded, _count(state), best, Goal("ratio", ">=", 1.0)))
-        rows.append(_describe_speed(f"{label}, {name}: load", name, loaded, _count(state), "raw"))
+        rows.append(_describe_speed(own, name, loaded, count_state(state), best, Goal("ratio", ">=", 1.0)))
+        rows.append(_describe_speed(f"{label}, {name}: load", name, loaded, count_state(state), "raw"))
     return rows
 
 
@@ -276,7 +193,7 @@ def _measure_slow(label: str, state: State, sizes: Sizes, work: Path) -> list[Re
         {name: Contestant(partial(save, name), partial(remove, name)) for name in choices}, rounds=sizes.rounds
     )
     loads = {
-        name: Contestant(partial(load, name), verify=partial(_verify, state), verify_once=True) for name in choices
+        name: Contestant(partial(load, name), verify=partial(verify_state, state), verify_once=True) for name in choices
     }
     loaded = race(loads, rounds=sizes.rounds)
     for name in choices:
@@ -287,6 +204,6 @@ def _measure_slow(label: str, state: State, sizes: Sizes, work: Path) -> list[Re
     goal = Goal("ratio", ">=", _SLOW_GAIN) if label == "bf16" else None
     for name in (*LEVELS, "auto"):
         wanted = goal if name == "fast" else None
-        rows.append(_describe_speed(f"{label}, {name}: save, {disk}", name, saved, _count(state), "raw", wanted))
-        rows.append(_describe_speed(f"{label}, {name}: load, {disk}", name, loaded, _count(state), "raw", wanted))
+        rows.append(_describe_speed(f"{label}, {name}: save, {disk}", name, saved, count_state(state), "raw", wanted))
+        rows.append(_describe_speed(f"{label}, {name}: load, {disk}", name, loaded, count_state(state), "raw", wanted))
     return rows

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.kit.compressed_peers import verify_state
 from bench.kit.measure import TINY, WrongResult
 from bench.suites import codecs
 
@@ -27,8 +28,8 @@ def test_every_format_returns_what_was_saved_and_states_what_it_stores(tmp_path:
 def test_a_wrong_state_ends_the_run() -> None:
     state = codecs.make_weights("fp32", 1 << 16)
     with pytest.raises(WrongResult):
-        codecs._verify(state, {name: tensor + 1 for name, tensor in state.items()})
-    codecs._verify(state, {name: tensor.clone() for name, tensor in state.items()})
+        verify_state(state, {name: tensor + 1 for name, tensor in state.items()})
+    verify_state(state, {name: tensor.clone() for name, tensor in state.items()})
 
 
 def test_weights_are_normal_and_as_large_as_asked_for() -> None:
