@@ -25,7 +25,7 @@ from bench.kit.measure import (
     format_table,
     write_json,
 )
-from bench.kit.sections import explain
+from bench.kit.sections import ON_REQUEST, explain
 from bench.picture import draw_all
 from bench.suites import (
     capture,
@@ -86,24 +86,6 @@ SUITES: Final[Mapping[str, Callable[[Sizes, Path], list[Result]]]] = {
     "follow": follow.run,
     "device_digest": device_digest.run,
 }
-_ON_REQUEST: Final = frozenset(
-    {
-        "capture",
-        "codecs",
-        "compile",
-        "deltas",
-        "device_digest",
-        "diff_runs",
-        "exports",
-        "follow",
-        "imports",
-        "mirror",
-        "objects",
-    }
-    | {"planning", "put", "query", "recording", "reuse"}
-)
-"""Suites that take long and have a separate result: DCP plans for minutes with a thousand ranks, and models take half
-a minute to compile."""
 
 
 def run_suites(names: Sequence[str], sizes: Sizes, work: Path) -> tuple[list[Result], dict[str, float]]:
@@ -132,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     RESULTS.mkdir(parents=True, exist_ok=True)
     before = describe_machine(RESULTS)
     with tempfile.TemporaryDirectory(prefix="work-", dir=RESULTS) as work:
-        names = options.only or [name for name in SUITES if name not in _ON_REQUEST]
+        names = options.only or [name for name in SUITES if name not in ON_REQUEST]
         results, seconds = run_suites(names, QUICK if options.quick else FULL, Path(work))
     machine = before | {"load_after": describe_machine(RESULTS)["load"]}
     print("  ".join(f"{key}: {value}" for key, value in machine.items()))

@@ -36,7 +36,7 @@ _BY_WORKLOAD: Final = {
     "open as a map": "parts",
 }
 _SMALL: Final = "small-tensors"
-_ELSEWHERE: Final = frozenset(
+ON_REQUEST: Final = frozenset(
     {
         "capture",
         "codecs",
@@ -52,7 +52,8 @@ _ELSEWHERE: Final = frozenset(
     }
     | {"planning", "put", "query", "recording", "reuse"}
 )
-"""Suites that another page explains."""
+"""Suites that run only if they are asked for, and that another page explains: they take long, with separate results.
+DCP plans for minutes with a thousand ranks, and models take half a minute to compile."""
 ANCHORS: Final = frozenset({*_BY_SUITE.values(), *_BY_WORKLOAD.values(), _SMALL})
 
 
@@ -60,7 +61,7 @@ def find_section(suite: str, workload: str) -> str:
     """Return the anchor of the section that a row belongs to."""
     if suite in _BY_SUITE:
         return _BY_SUITE[suite]
-    if suite in _ELSEWHERE:
+    if suite in ON_REQUEST:
         return ""
     if workload.endswith(" small"):
         return _SMALL
