@@ -70,8 +70,8 @@ def _iter_texts() -> Iterator[torch.Tensor]:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute with one thread, so that the same states come from every run on this machine."""
+def one_thread() -> Iterator[None]:
+    """Let torch compute with one thread: results then are the same in every run, and CPU time is that of one core."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -86,7 +86,7 @@ def iter_trained(training: Training, steps: int) -> Iterator[Trained]:
     What is yielded is the memory of the model, which the next step overwrites.
     """
     torch.manual_seed(0)
-    with _one_thread():
+    with one_thread():
         model = _Model(training.width, training.layers)
         optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE)
         texts = _iter_texts()

@@ -7,8 +7,7 @@ seconds: torch's hash is compiled before it is timed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +15,7 @@ import torch
 from torch.utils._content_store import hash_storage
 
 from bench.kit.measure import Contestant, Goal, Result, Sizes, Timings, WrongResult, race, random_bytes
+from bench.kit.trained_states import one_thread
 from holdfast.repo.format.chunk import CHUNK_BYTES
 from holdfast.tensors.device_digest.choice import DigestBackend
 from holdfast.tensors.device_digest.digests import digest_pieces
@@ -43,7 +43,7 @@ def run(sizes: Sizes, work: Path) -> list[Result]:
     contestants[_PACKAGE] = _hashing(next(iter(workloads.values())), "cpu")
     contestants[_CONTENT_STORE] = _content_store(memory, stable=False)
     contestants[_SHA1] = _content_store(memory, stable=True)
-    with _one_thread():
+    with one_thread():
         timings = race(contestants, rounds=max(sizes.rounds, 2))
     size = data.size_bytes
     rows = [_make_row(name, _CONTENT_STORE, timings, size, Goal("ratio", ">=", 1.0)) for name in workloads]
@@ -83,16 +83,6 @@ def _content_store(memory: torch.Tensor, *, stable: bool) -> Contestant:
 
 def _discard(_: object) -> None:
     """Do nothing with a result that only warmed something up."""
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _make_row(name: str, against: str, timings: Mapping[str, Timings], size_bytes: int, goal: Goal | None) -> Result:

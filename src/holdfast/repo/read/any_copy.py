@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 
 from holdfast.digest import hash_bytes, short_hex
 from holdfast.errors import Corrupt, DigestMismatch, MissingChunk, NewerFormat, NotFound, SnapshotGone, StoreError
-from holdfast.repo.format.chunk import DELTA, RAW, ChunkRef, Location, verify_chunk, verify_location
+from holdfast.objects.protocol import ObjectStore
+from holdfast.repo.format.chunk import DELTA, RAW, Base, ChunkRef, Location, verify_chunk, verify_location
 from holdfast.repo.format.codecs.codec import open_stored
 from holdfast.repo.format.codecs.delta import find_base_digest, open_delta
 from holdfast.repo.format.entry import Entry
@@ -34,6 +35,17 @@ class StoredChunk(NamedTuple):
 
 class _LostBase(Corrupt):
     """The base of a delta has no intact copy; the cause is the error of its last copy."""
+
+
+def read_stated_base(store: ObjectStore, base: Base, size_bytes: int) -> memoryview | None:
+    """Return the bytes of a base at its stated location; None if they do not have its digest.
+
+    Raises NotFound, Corrupt or StoreError if they cannot be read.
+    """
+    stored = memoryview(bytearray(base.location.stored_bytes))
+    store.read_into(pack_key(base.location.pack_id), base.location.offset, stored)
+    raw = open_stored(base.location, stored, size_bytes)
+    return raw if hash_bytes(raw) == base.digest else None
 
 
 class AnyCopy:

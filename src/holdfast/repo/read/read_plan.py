@@ -135,7 +135,7 @@ class Want:
 
 
 def cut_windows(wants: Sequence[Want], limit_bytes: int) -> Iterator[list[Want]]:
-    """Yield deltas in groups for whose bases at most `limit_bytes` of further memory are needed, or one chunk."""
+    """Yield deltas in groups. The bases of a group need at most `limit_bytes` beside the buffers, or one chunk."""
     window: list[Want] = []
     size = 0
     for want in wants:

@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from holdfast.digest import hash_bytes
 from holdfast.errors import Corrupt, NotFound, StoreError
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.chunk import DELTA, Base, ChunkRef, cut
-from holdfast.repo.format.codecs.codec import CodecLevel, open_stored
+from holdfast.repo.format.codecs.codec import CodecLevel
 from holdfast.repo.format.codecs.delta import encode_delta
 from holdfast.repo.format.layout import pack_key
 from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.format.source import SourceChunk
+from holdfast.repo.read.any_copy import read_stated_base
 from holdfast.repo.read.read_plan import iter_begins
 from holdfast.repo.stages import Stages
 
@@ -117,11 +117,8 @@ class DeltaEncoder:
 
     def _read(self, base: Base, size_bytes: int) -> memoryview | None:
         """Return the bytes of a base; None if they cannot be read or are damaged: the chunk is then stored whole."""
-        stored = memoryview(bytearray(base.location.stored_bytes))
         try:
-            with self._stages.time("read", len(stored)):
-                self._store.read_into(pack_key(base.location.pack_id), base.location.offset, stored)
-            raw = open_stored(base.location, stored, size_bytes)
+            with self._stages.time("read", base.location.stored_bytes):
+                return read_stated_base(self._store, base, size_bytes)
         except (NotFound, Corrupt, StoreError):
             return None
-        return raw if hash_bytes(raw) == base.digest else None

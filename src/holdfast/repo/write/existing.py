@@ -32,7 +32,7 @@ from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.generations import read_listed
 from holdfast.repo.names.roots import is_present, iter_needed
 from holdfast.repo.names.snapshots import CommittedSnapshot, parse_snapshot
-from holdfast.repo.read.any_copy import StoredChunk
+from holdfast.repo.read.any_copy import StoredChunk, read_stated_base
 from holdfast.repo.read.reader import is_readable
 
 _KEPT_BLOCKS: Final = 8
@@ -139,20 +139,10 @@ class ExistingChunks:
             self._store.read_into(pack_key(location.pack_id), location.offset, stored)
             if location.codec != DELTA:
                 return StoredChunk(open_stored(location, stored, size_bytes), stored, location.codec)
-            base = self._read_base(location, size_bytes)
+            base = None if location.base is None else read_stated_base(self._store, location.base, size_bytes)
             return None if base is None else StoredChunk(open_delta(location, stored, base), stored, DELTA)
         except (NotFound, Corrupt, StoreError):
             return None  # an unreadable sector counts as damage: the chunk is written again, and the save succeeds
-
-    def _read_base(self, location: Location, size_bytes: int) -> memoryview | None:
-        """Return the bytes of the base of a delta; None if they are not those that it names."""
-        if location.base is None:
-            return None
-        at = location.base.location
-        stored = memoryview(bytearray(at.stored_bytes))
-        self._store.read_into(pack_key(at.pack_id), at.offset, stored)
-        raw = open_stored(at, stored, size_bytes)
-        return raw if hash_bytes(raw) == location.base.digest else None
 
     def _iter_candidates(self, digest: Digest, size_bytes: int) -> Iterator[Location]:
         for base, rows in self._bases:
