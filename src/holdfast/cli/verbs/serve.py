@@ -17,8 +17,8 @@ def declare_serve(parser: ArgumentParser) -> None:
     more = (
         "Prints the address of a page that shows snapshots, their tensors, and what\n"
         "changed between two of them, and opens it if there is a desktop. Only reads the\n"
-        "store. The address contains a token: whoever has it can read the store through\n"
-        "this server, while it runs. Ends with Ctrl-C, or with --timeout.\n\n"
+        "store. The address contains a token, which lets anyone who knows it read the\n"
+        "store while this server runs. Ends with Ctrl-C, or with --timeout.\n\n"
         "Only programs on this machine can reach it. To look at a store on another\n"
         "machine, run it there with --port 8080 --no-browser, and forward the port with\n"
         "`ssh -L 8080:127.0.0.1:8080 MACHINE`. With --host, others on the network can\n"
