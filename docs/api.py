@@ -15,6 +15,8 @@ from typing import Final
 
 FOLDER: Final = "docs/reference/api"
 INDEX: Final = f"{FOLDER}/README.md"
+_OF_STORE: Final = ("holdfast.facade.", "holdfast.store_methods.")
+"""Where the types are imported that methods of `Store` only take or return."""
 _SELF: Final = re.compile(r"^(self|cls)(, /)?(, )?")
 Definition = ast.ClassDef | ast.FunctionDef | ast.AnnAssign | ast.Assign
 
@@ -40,31 +42,31 @@ PAGES: Final = (
             "holdfast.Store",
             "holdfast.Snapshot",
             "holdfast.LazyTensor",
-            "holdfast.facade.SaveResult",
-            "holdfast.facade.SaveChoices",
+            "holdfast.store_methods.trees.SaveResult",
+            "holdfast.store_methods.trees.SaveChoices",
             "holdfast.facade.PublishChoices",
-            "holdfast.facade.IntoChoices",
+            "holdfast.store_methods.trees.IntoChoices",
             "holdfast.facade.FollowChoices",
             "holdfast.facade.Follower",
-            "holdfast.facade.ServeChoices",
-            "holdfast.facade.StoreServer",
-            "holdfast.facade.Restored",
-            "holdfast.facade.SaveHandle",
-            "holdfast.facade.ExportChoices",
-            "holdfast.facade.ExportResult",
-            "holdfast.facade.ExportHandle",
-            "holdfast.facade.Mirror",
+            "holdfast.store_methods.upkeep.ServeChoices",
+            "holdfast.store_methods.upkeep.StoreServer",
+            "holdfast.store_methods.files.Restored",
+            "holdfast.store_methods.trees.SaveHandle",
+            "holdfast.store_methods.files.ExportChoices",
+            "holdfast.store_methods.files.ExportResult",
+            "holdfast.store_methods.files.ExportHandle",
+            "holdfast.store_methods.opened.Mirror",
             "holdfast.mirror.report.MirrorState",
-            "holdfast.facade.Tag",
-            "holdfast.facade.Bisection",
-            "holdfast.facade.Diff",
-            "holdfast.facade.Finding",
-            "holdfast.facade.KeepRules",
-            "holdfast.facade.PrunePlan",
-            "holdfast.facade.Pruned",
-            "holdfast.facade.Rules",
-            "holdfast.facade.Collected",
-            "holdfast.facade.HandleStatistics",
+            "holdfast.store_methods.snapshots.Tag",
+            "holdfast.store_methods.snapshots.Bisection",
+            "holdfast.store_methods.snapshots.Diff",
+            "holdfast.store_methods.upkeep.Finding",
+            "holdfast.store_methods.upkeep.KeepRules",
+            "holdfast.store_methods.upkeep.PrunePlan",
+            "holdfast.store_methods.upkeep.Pruned",
+            "holdfast.store_methods.upkeep.Rules",
+            "holdfast.store_methods.upkeep.Collected",
+            "holdfast.store_methods.opened.HandleStatistics",
             "holdfast.progress.Progress",
             "holdfast.progress.ProgressUpdate",
         ),
@@ -143,19 +145,19 @@ PAGES: Final = (
         "compile.md",
         "Compile cache",
         "Compiled graphs that the next process loads instead of compiling.",
-        ("holdfast.compile", "holdfast.facade.Compiler", "holdfast.facade.CompilerChoices"),
+        ("holdfast.compile", "holdfast.store_methods.models.Compiler", "holdfast.store_methods.models.CompilerChoices"),
     ),
     ApiPage(
         "runs.md",
         "Recorded runs",
         "Record a run, compare two, find the first NaN, run one call again.",
         (
-            "holdfast.facade.Recorder",
-            "holdfast.facade.RecordChoices",
-            "holdfast.facade.Run",
-            "holdfast.facade.RunFacts",
-            "holdfast.facade.RunDiff",
-            "holdfast.facade.DiffChoices",
+            "holdfast.store_methods.models.Recorder",
+            "holdfast.store_methods.models.RecordChoices",
+            "holdfast.store_methods.models.Run",
+            "holdfast.store_methods.models.RunFacts",
+            "holdfast.store_methods.models.RunDiff",
+            "holdfast.store_methods.models.DiffChoices",
             "holdfast.capture.compare.asserting.assert_runs_match",
             "holdfast.capture.compare.nan.find_nonfinite",
             "holdfast.capture.record.replay.replay",
@@ -305,20 +307,42 @@ def _list_public(tree: ast.Module) -> list[str]:
 
 def render_page(src: Path, page: ApiPage) -> str:
     """Return a page as plain Markdown: each name with its summary, and one line for each public method and field."""
-    sections = [_render_name(found) for found in list_names(src, page)]
+    sections = [_render_name(src, found) for found in list_names(src, page)]
     return f"{page.about}\n\n{''.join(sections)}".rstrip() + "\n"
 
 
-def _render_name(found: Found) -> str:
-    members = [f"- `{name}`{': ' * bool(text)}{text}\n" for name, text in _iter_members(found.node)]
-    listed = "".join(members) + "\n" if members else ""
+def _render_name(src: Path, found: Found) -> str:
+    lines = [f"- `{spelled}`{': ' * bool(text)}{text}\n" for spelled, text in _find_members(src, found).values()]
+    listed = "".join(lines) + "\n" if lines else ""
     summary = f"{found.summary}\n\n" if found.summary else ""
     return f"## `{shorten(found)}`\n\n{summary}{listed}"
 
 
 def shorten(found: Found) -> str:
     """Return the path to import a name from: of a type that `Store` only returns, the name alone."""
-    return found.public.removeprefix("holdfast.facade.")
+    return found.public.rpartition(".")[2] if found.public.startswith(_OF_STORE) else found.public
+
+
+def _find_members(src: Path, found: Found) -> dict[str, tuple[str, str]]:
+    """Return the public members by name, each as it is called and with its text; those of bases come first."""
+    members: dict[str, tuple[str, str]] = {}
+    for base in _iter_bases(src, found):
+        members |= _find_members(src, base)
+    return members | {spelled.partition("(")[0]: (spelled, text) for spelled, text in _iter_members(found.node)}
+
+
+def _iter_bases(src: Path, found: Found) -> Iterator[Found]:
+    module = found.home.rpartition(".")[0]
+    for base in found.node.bases if isinstance(found.node, ast.ClassDef) else ():
+        if isinstance(base, ast.Name) and (inherited := _find_own(src, f"{module}.{base.id}")):
+            yield inherited
+
+
+def _find_own(src: Path, name: str) -> Found | None:
+    try:
+        return find_name(src, name)
+    except NameNotFound:  # a class of Python or of another library
+        return None
 
 
 def _iter_members(node: Definition) -> Iterator[tuple[str, str]]:
@@ -362,12 +386,17 @@ def _read_field_text(after: Sequence[ast.stmt]) -> str:
 
 def render_for_site(src: Path, page: ApiPage) -> str:
     """Return a page for mkdocstrings, which adds signatures, types and whole docstrings."""
-    directives = [
-        # The name that users import; a type without one has the name of its home.
-        f"::: {found.home if found.public.startswith('holdfast.facade.') else found.public}\n"
-        for found in list_names(src, page)
-    ]
+    directives = [_render_directive(src, found) for found in list_names(src, page)]
     return f"{page.about}\n\n{chr(10).join(directives)}"
+
+
+def _render_directive(src: Path, found: Found) -> str:
+    # The name that users import; a type without one has the name of its home.
+    directive = f"::: {found.home if found.public.startswith(_OF_STORE) else found.public}\n"
+    if not any(_iter_bases(src, found)):
+        return directive
+    # mkdocstrings would begin with the members of the last base.
+    return f"{directive}    options:\n      members: [{', '.join(_find_members(src, found))}]\n"
 
 
 def render_index() -> str:

@@ -81,18 +81,20 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
         "holdfast.snapshot.view": _SERVING,
         "holdfast.trees.registered": _SERVING,
     },
-    "facade.py": {
-        "holdfast.capture": _STORE,
-        "holdfast.checkpointing": _STORE,
-        "holdfast.compile_cache.backend": _STORE,
-        "holdfast.diff": _STORE,
+    "facade.py": {"holdfast.checkpointing": _STORE, "holdfast.series": _STORE},
+    "store_methods/files.py": {"holdfast.formats": _STORE},
+    "store_methods/models.py": {"holdfast.capture": _STORE, "holdfast.compile_cache.backend": _STORE},
+    "store_methods/opened.py": {"holdfast.mirror": _STORE, "holdfast.trees.registered": _STORE},
+    "store_methods/snapshots.py": {"holdfast.diff": _STORE, "holdfast.snapshot": _STORE},
+    "store_methods/trees.py": {
         "holdfast.distributed.checkpoint": _STORE,
-        "holdfast.series": _STORE,
-        "holdfast.serving": _STORE,
-        "holdfast.formats": _STORE,
         "holdfast.mirror": _STORE,
         "holdfast.snapshot": _STORE,
-        "holdfast.trees.registered": _STORE,
+    },
+    "store_methods/upkeep.py": {
+        "holdfast.distributed.checkpoint": _STORE,
+        "holdfast.mirror": _STORE,
+        "holdfast.serving": _STORE,
     },
 }
 """A name allows the module and everything below it."""

@@ -28,6 +28,7 @@ LAYERS: Final = (
     ("compile_cache", "capture"),
     ("mirror",),
     ("checkpointing", "formats", "series", "serving"),
+    ("store_methods",),
     ("facade",),
     ("opening",),
     ("compiling", "content_store", "dcp", "integrations"),
@@ -74,6 +75,7 @@ ROOMS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     ),
     "formats": (("receipt",), ("cast_errors", "cell_digest"), ("reading", "writing"), ("*",)),
     "capture": (("stored",), ("compare",), ("record", "report")),
+    "store_methods": (("opened",), ("trees", "files", "snapshots", "models", "upkeep")),
     "serving": (("access", "request", "answer", "listing"), ("answers", "page_files"), ("routes",), ("server",)),
     "cli": (("output", "verb"), ("lookup",), ("verbs",), ("grammar",), ("main",)),
 }

@@ -117,3 +117,26 @@ class Shop:
         "- `name`: Its name.",
     ]
     assert render_for_site(tmp_path, page) == "About shops.\n\n::: holdfast.Shop\n"
+
+
+def test_a_page_lists_what_a_class_inherits_before_its_own_members(tmp_path: Path) -> None:
+    (tmp_path / "holdfast").mkdir()
+    (tmp_path / "holdfast/__init__.py").write_text("from holdfast.shop import Bakery\n")
+    (tmp_path / "holdfast/place.py").write_text("class Place:\n    street: str\n    name: str\n")
+    (tmp_path / "holdfast/shop.py").write_text("""
+from typing import Protocol
+from holdfast.place import Place
+
+class Shop(Place, Protocol):
+    owner: str
+
+class Bakery(Shop, Place):
+    name: bytes
+""")
+    page = ApiPage("shop.md", "Shop", "About shops.", ("holdfast.Bakery",))
+
+    members = [line for line in render_page(tmp_path, page).splitlines() if line.startswith("- ")]
+
+    assert members == ["- `street`: `str`", "- `name`: `bytes`", "- `owner`: `str`"]
+    options = "    options:\n      members: [street, name, owner]\n"
+    assert render_for_site(tmp_path, page) == f"About shops.\n\n::: holdfast.Bakery\n{options}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from http import HTTPStatus
 from multiprocessing import get_context
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 import holdfast
 from holdfast import facade
-from holdfast.errors import ReadOnlyStore, Unsupported
+from holdfast.errors import ReadOnlyStore, StoreError, Unsupported
 from holdfast.facade import Store
 
 OPTIONS: dict[str, Any] = {
@@ -99,3 +100,20 @@ def test_a_new_process_works_with_a_store_as_it_was_opened(tmp_path: Path) -> No
     assert store.load("there") is HTTPStatus.OK
     with pytest.raises(Unsupported):
         holdfast.open(tmp_path / "s").load("there")
+
+
+@dataclass
+class Settings:
+    rate: float
+
+
+def test_a_store_pickles_as_its_place_and_options(tmp_path: Path) -> None:
+    store = holdfast.open(tmp_path / "s", types=[Settings], budget_bytes=32 << 20)
+    store.save("x", Settings(0.5))
+
+    again = pickle.loads(pickle.dumps(store))
+
+    assert again.load("x") == Settings(0.5)
+    assert again.repository.budget_bytes == 32 << 20
+    with pytest.raises(StoreError, match=r"memory://.* belongs to the process that opened it; use a path"):
+        pickle.dumps(holdfast.open("memory://"))

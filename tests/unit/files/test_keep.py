@@ -13,7 +13,6 @@ import torch
 import holdfast
 from holdfast.cli.main import main
 from holdfast.errors import BadName, NameInUse, NotFound, SourceChanged
-from holdfast.files import keep as module
 from holdfast.files.keep import KeepOptions, keep_files, plan_sources
 from holdfast.repo.files import plan_files
 from holdfast.repo.write.writer import Request, save
@@ -316,11 +315,3 @@ def test_a_damaged_chunk_of_a_file_is_an_error(store: holdfast.Store, folder: Pa
     with pytest.raises(holdfast.DigestMismatch):
         again.get("v1", "out")
     assert os.listdir(folder / "out") == []
-
-
-def test_the_facade_and_the_command_line_use_the_same_functions(store: holdfast.Store) -> None:
-    from holdfast import facade
-    from holdfast.cli.verbs import files
-
-    for name in ("keep_files", "plan_sources", "restore_files"):
-        assert getattr(facade, name) is getattr(files, name) is getattr(module, name)

@@ -113,7 +113,7 @@ def list_all(root: Path) -> list[str]:
 
 
 def test_every_method_of_a_store_is_known_to_change_it_or_not() -> None:
-    public = {name for name in vars(Store) if not name.startswith("_")}
+    public = {name for name in dir(Store) if not name.startswith("_")}
     assert public == READING | RECORDING | {name.partition(",")[0] for name in CHANGES}
 
 
