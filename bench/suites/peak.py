@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import get_context
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Final, TypeVar
 import holdfast
 from bench.kit.measure import TINY, Goal, Result, Sizes
 from bench.kit.peers import CONTENT_STORE, DCP, HOLDFAST, SNAPSHOT, Peer, find_peers
+from bench.kit.resident import measure_rise
 from bench.kit.states import Shape, State, count_state, make_empty, make_state, plan_large, verify_state
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES
 
@@ -51,12 +50,12 @@ def _pick(found: Mapping[str, Mapping[str, int]], operation: str) -> dict[str, i
 
 
 def _save(peer: Peer, folder: Path, state: State) -> int:
-    return _rise(lambda: peer.save(folder, state))
+    return measure_rise(lambda: peer.save(folder, state))
 
 
 def _load(peer: Peer, folder: Path, state: State) -> int:
     found: list[State] = []
-    rise = _rise(lambda: found.append(peer.load(folder, state)))
+    rise = measure_rise(lambda: found.append(peer.load(folder, state)))
     verify_state(found[0], state, who=peer.name)
     # The tensors that were asked for are not extra.
     return rise - count_state(state)
@@ -66,14 +65,14 @@ def _fill(peer: Peer, folder: Path, state: State) -> int:
     target = make_empty(state)
     for tensor in target.values():
         tensor.fill_(1)  # allocates its pages now, or they would count as extra
-    rise = _rise(lambda: peer.fill(folder, target))
+    rise = measure_rise(lambda: peer.fill(folder, target))
     verify_state(target, state, who=peer.name)
     return rise
 
 
 def _save_async(peer: Peer, folder: Path, state: State) -> int:
     with holdfast.open(folder / "async") as store:
-        return _rise(lambda: store.save_async(SNAPSHOT, dict(state), staging="budget").wait())
+        return measure_rise(lambda: store.save_async(SNAPSHOT, dict(state), staging="budget").wait())
 
 
 # In this order: what the first saves, the next two load.
@@ -83,21 +82,6 @@ FOR_PEERS: Final[Mapping[str, Callable[[Peer, Path, State], int]]] = {
     "load in place": _fill,
 }
 ALL: Final = {**FOR_PEERS, 'save_async(staging="budget")': _save_async}
-
-
-def _rise(act: Callable[[], object]) -> int:
-    """Return by how much the resident memory of this process rose, at most, while something ran."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # memory that is free already would hide a rise
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the high-water mark
-    before = _read_status("VmRSS")
-    act()
-    return _read_status("VmHWM") - before
-
-
-def _read_status(field: str) -> int:
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field + ":"))
 
 
 def _make_entry_row(operation: str, shape: Shape, rises: Mapping[str, int]) -> Result:

@@ -24,6 +24,7 @@ Grouped by what a handler does next::
       Corrupt                       bytes are not what was saved: run check, restore from a copy
         DigestMismatch              they are present and differ
         MissingChunk                they are missing
+      DeviceFault (RuntimeError)    a device computed a wrong digest: restart, check the device
       Untrusted                     stored code is not trusted: sign it, or pass trust=True
       CompileCacheError             with strict: a graph could not be loaded or stored: see the text
       StoreError (OSError)          the object store refused or failed: the cause is in the text
@@ -190,6 +191,10 @@ class DigestMismatch(Corrupt):
 
 class MissingChunk(Corrupt):
     """No intact copy of a chunk is left in the store."""
+
+
+class DeviceFault(HoldfastError, RuntimeError):
+    """A device returned a wrong digest of bytes that are known, so none of its digests can be trusted."""
 
 
 class Untrusted(HoldfastError):

@@ -14,6 +14,7 @@ from bench.kit.arena import Arena, at_least, compare, compare_ms, names_like, op
 from bench.kit.measure import FULL, TINY, Timings, WrongResult, race, random_bytes
 from bench.kit.peers import HOLDFAST, HOLDFAST_FAST, SAFETENSORS, TORCH, Peer, find_peers
 from bench.kit.repeated_saves import RepeatedSaves
+from bench.kit.resident import measure_rise
 from bench.kit.sections import ANCHORS, explain
 from bench.kit.states import (
     Shape,
@@ -257,7 +258,7 @@ def test_the_peak_includes_memory_that_was_freed_again() -> None:
     def take_and_drop() -> None:
         torch.zeros(64 << 20, dtype=torch.uint8)
 
-    rise = peak_suite._rise(take_and_drop)
+    rise = measure_rise(take_and_drop)
 
     assert 60 << 20 <= rise <= 80 << 20
 

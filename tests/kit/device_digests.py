@@ -128,8 +128,8 @@ def check_far_leaf(kernels: Kernels) -> None:
     far = 3 * (1 << 32) + 0x8000_0001
     part = Part(make_memory(data), 0, 1024, far, is_piece=False)
 
-    with SideStream(CPU) as stream:
-        found = kernels.hash_parts([part], stream)
+    with SideStream(CPU) as link:
+        found = kernels.hash_parts([part], link)
 
     assert hash_leaf(data, 0, is_root=True) == blake3(data).digest()
     assert found.numpy().tobytes() == hash_leaf(data, far)

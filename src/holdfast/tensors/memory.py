@@ -97,7 +97,7 @@ def gather_items(raw: torch.Tensor, first: int, last: int) -> torch.Tensor:
     low, high = -(-first // inner), last // inner
     if low > high:
         return gather_items(raw[high], first - high * inner, last - high * inner)
-    parts = [raw[low:high].reshape(-1)] if low < high else []
+    parts = [raw[low:high].reshape(-1).contiguous()] if low < high else []
     if first < low * inner:
         parts.insert(0, gather_items(raw[low - 1], first - (low - 1) * inner, inner))
     if high * inner < last:

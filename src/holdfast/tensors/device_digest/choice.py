@@ -13,12 +13,12 @@ from typing import Final, Literal, get_args
 import torch
 
 from holdfast.digest import Digest
-from holdfast.errors import Unsupported
+from holdfast.errors import DeviceFault, Unsupported
+from holdfast.tensors.device_copy import WITH_STREAMS
 from holdfast.tensors.device_digest.cpu import digest_on_cpu
 from holdfast.tensors.device_digest.pieces import DeviceBytes, DevicePiece
-from holdfast.tensors.device_digest.side_stream import WITH_STREAMS
 from holdfast.tensors.device_digest.torch_ops import TorchKernels
-from holdfast.tensors.device_digest.tree import digest_by_tree
+from holdfast.tensors.device_digest.tree import Kernels, digest_by_tree
 from holdfast.tensors.memory import wrap_memory
 
 DigestBackend = Literal["cpu", "torch", "triton"]
@@ -96,15 +96,26 @@ def _list_candidates(device: torch.device) -> Sequence[DigestBackend]:
     return ("triton", "torch") if has_triton else ("torch",)
 
 
+def find_kernels(device: torch.device) -> Kernels | None:
+    """Return the kernels that hash on a device; None if its bytes are copied to the host."""
+    backend = choose_backend(device).backend
+    return None if backend == "cpu" else _make_kernels(backend, device)
+
+
 @cache
 def _make_backend(backend: DigestBackend, device: torch.device) -> DigestPieces:
     if backend == "cpu":
         return digest_on_cpu
+    return partial(digest_by_tree, kernels=_make_kernels(backend, device), device=device)
+
+
+@cache
+def _make_kernels(backend: DigestBackend, device: torch.device) -> Kernels:
     if backend == "torch":
-        return partial(digest_by_tree, kernels=TorchKernels(device), device=device)
+        return TorchKernels(device)
     from holdfast.tensors.device_digest.triton_launch import TritonKernels
 
-    return partial(digest_by_tree, kernels=TritonKernels(device), device=device)
+    return TritonKernels(device)
 
 
 @cache
@@ -119,6 +130,8 @@ def _check(backend: DigestBackend, device: torch.device) -> _Verdict:
     compute = _make_backend(backend, device)
     try:
         found = [digest for batch in batches for digest in compute(batch)]
+    except DeviceFault:
+        verdict = _Verdict(is_usable=False, is_wrong=True, problem="it returned a wrong digest of random bytes")
     except Exception as error:  # noqa: BLE001  # a compiler, a driver or a device that lacks an operation: any type
         verdict = _Verdict(is_usable=False, problem=f"it failed with {type(error).__name__}: {_first_line(error)}")
     else:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from holdfast.tensors.device_digest.pieces import LEAF_BYTES, Part
-from holdfast.tensors.device_digest.side_stream import Integers, SideStream
+from holdfast.tensors.device_digest.side_stream import HostLink, Integers
 from holdfast.tensors.device_digest.tree import ROOT, Runs, number_firsts, plan_levels
 
 _BLOCK_BYTES: Final = 64
@@ -32,42 +32,43 @@ _ORDER: Final = np.array((2, 6, 3, 10, 7, 0, 4, 13, 1, 11, 12, 5, 9, 14, 15, 8),
 class TorchKernels:
     """Hashes with operations that every device of torch has."""
 
+    alignment = 1
     # The leaf, its words in the order of lanes, two messages, a state, and temporary values.
     leaf_scratch_bytes = 2 * LEAF_BYTES + 2 * 64 + 64 + 6 * 16
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def hash_parts(self, parts: Sequence[Part], stream: SideStream) -> torch.Tensor:
+    def hash_parts(self, parts: Sequence[Part], link: HostLink) -> torch.Tensor:
         """Return one node for each part."""
         counts = np.array([part.num_leaves for part in parts], dtype=np.int64)
-        nodes = self._hash_leaves(parts, counts, stream)
+        nodes = self._hash_leaves(parts, counts, link)
         is_digest = np.array([part.is_piece for part in parts], dtype=np.int64)
-        return self.join_runs(nodes, Runs(number_firsts(counts), counts, is_digest), stream)
+        return self.join_runs(nodes, Runs(number_firsts(counts), counts, is_digest), link)
 
-    def join_runs(self, nodes: torch.Tensor, runs: Runs, stream: SideStream) -> torch.Tensor:
+    def join_runs(self, nodes: torch.Tensor, runs: Runs, link: HostLink) -> torch.Tensor:
         """Return one node for each run; overwrites `nodes`."""
-        compressor = _Compressor(stream)
+        compressor = _Compressor(link)
         for level in plan_levels(runs):
             pairs = np.diff(level.first_pairs, append=level.num_pairs)
             first_of_run = np.repeat(level.first_rows - 2 * level.stride * level.first_pairs, pairs)
-            left = stream.upload(first_of_run + 2 * level.stride * np.arange(level.num_pairs))
-            flags = stream.upload(np.repeat(level.flags, pairs).astype(np.int32))
+            left = link.upload(first_of_run + 2 * level.stride * np.arange(level.num_pairs))
+            flags = link.upload(np.repeat(level.flags, pairs).astype(np.int32))
             message = torch.cat([nodes.index_select(0, left), nodes.index_select(0, left + level.stride)], dim=1)
             counter = torch.zeros_like(flags)
             tail = torch.stack([counter, counter, torch.full_like(flags, _BLOCK_BYTES), flags])
             parents = compressor.compress(compressor.begin(level.num_pairs), message.t().contiguous(), tail)
             nodes.index_copy_(0, left, parents.t().contiguous())
-        return nodes.index_select(0, stream.upload(runs.first_rows))
+        return nodes.index_select(0, link.upload(runs.first_rows))
 
-    def _hash_leaves(self, parts: Sequence[Part], counts: Integers, stream: SideStream) -> torch.Tensor:
+    def _hash_leaves(self, parts: Sequence[Part], counts: Integers, link: HostLink) -> torch.Tensor:
         """Return one node for each leaf of all parts."""
-        compressor = _Compressor(stream)
+        compressor = _Compressor(link)
         facts = _describe_leaves(parts, counts)
         num_blocks = max(1, -(-int(facts[0].max()) // _BLOCK_BYTES))
         num_full = int(facts[0].min()) // _BLOCK_BYTES
         words = self._copy_words(parts, counts, num_blocks)
-        size, low, high, more_flags = stream.upload(facts).unbind(0)
+        size, low, high, more_flags = link.upload(facts).unbind(0)
         value = compressor.begin(len(size))
         for block in range(num_blocks):
             left = size - block * _BLOCK_BYTES
@@ -104,9 +105,9 @@ def _describe_leaves(parts: Sequence[Part], counts: Integers) -> np.ndarray[tupl
 class _Compressor:
     """BLAKE3's compression of one block for each lane. A lane is a column: words are in rows."""
 
-    def __init__(self, stream: SideStream) -> None:
-        self._initial = stream.upload(_INITIAL).unsqueeze(1)
-        self._order = stream.upload(_ORDER)
+    def __init__(self, link: HostLink) -> None:
+        self._initial = link.upload(_INITIAL).unsqueeze(1)
+        self._order = link.upload(_ORDER)
 
     def begin(self, num_lanes: int) -> torch.Tensor:
         """Return the initial chaining value of each lane: eight rows."""

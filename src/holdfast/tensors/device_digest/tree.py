@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final, Protocol
 
 import numpy as np
 import torch
 
-from holdfast.digest import DIGEST_BYTES, Digest
+from holdfast.digest import Digest
+from holdfast.tensors.device_digest.challenge import QueuedDigests, make_challenge, make_split_challenge
 from holdfast.tensors.device_digest.pieces import DevicePiece, Part, count_parts, cut_pieces, group_parts
-from holdfast.tensors.device_digest.side_stream import Integers, SideStream
+from holdfast.tensors.device_digest.side_stream import HostLink, Integers, SideStream
 
 PARENT: Final = 4
 ROOT: Final = 8
@@ -45,11 +47,13 @@ class Kernels(Protocol):
 
     leaf_scratch_bytes: int
     """The scratch memory that one leaf takes."""
+    alignment: int
+    """Parts whose addresses are no multiples of this take another kernel; 1 if all take the same."""
 
-    def hash_parts(self, parts: Sequence[Part], stream: SideStream) -> torch.Tensor:
+    def hash_parts(self, parts: Sequence[Part], link: HostLink) -> torch.Tensor:
         """Return one node for each part."""
 
-    def join_runs(self, nodes: torch.Tensor, runs: Runs, stream: SideStream) -> torch.Tensor:
+    def join_runs(self, nodes: torch.Tensor, runs: Runs, link: HostLink) -> torch.Tensor:
         """Return one node for each run; may overwrite `nodes`."""
 
 
@@ -73,17 +77,44 @@ def number_firsts(counts: Integers) -> Integers:
     return np.cumsum(counts) - counts
 
 
-def digest_by_tree(pieces: Sequence[DevicePiece], kernels: Kernels, device: torch.device) -> list[Digest]:
-    """Return the digest of each piece; waits for the device once, at the end, and copies 32 bytes for each piece."""
+def queue_digests(pieces: Sequence[DevicePiece], kernels: Kernels, link: HostLink) -> QueuedDigests:
+    """Queue the digests of pieces on the current stream, without waiting for the device.
+
+    The memory of the pieces must not change before the device has reached what is queued here.
+    """
     counts = np.array([count_parts(piece) for piece in pieces], dtype=np.int64)
-    with SideStream(device) as stream:
-        nodes = torch.empty((int(counts.sum()), 8), dtype=torch.int32, device=device)
-        row = 0
-        for batch in group_parts(cut_pieces(pieces), kernels.leaf_scratch_bytes):
-            nodes[row : row + len(batch)] = kernels.hash_parts(batch, stream)
-            row += len(batch)
-        if len(nodes) > len(pieces):
-            nodes = kernels.join_runs(nodes, Runs(number_firsts(counts), counts, np.ones_like(counts)), stream)
-        found = stream.download(nodes)
-    data = found.numpy().tobytes()
-    return [Digest(data[at : at + DIGEST_BYTES]) for at in range(0, len(data), DIGEST_BYTES)]
+    parts: Iterable[Part] = cut_pieces(pieces)
+    expected: list[Digest] = []
+    is_joined = bool((counts > 1).any())
+    if is_joined:
+        split = make_split_challenge(link)
+        expected += split.expected
+        counts = np.append(counts, len(split.parts))
+        parts = chain(parts, split.parts)
+    # Zeros, so that a kernel that writes nothing leaves no digest of an earlier call.
+    nodes = torch.zeros((int(counts.sum()), 8), dtype=torch.int32, device=link.device)
+    answers: list[torch.Tensor] = []
+    row = 0
+    for batch in group_parts(parts, kernels.leaf_scratch_bytes):
+        challenge = make_challenge(batch, kernels.alignment, link)
+        found = kernels.hash_parts([*batch, *challenge.parts], link)
+        nodes[row : row + len(batch)] = found[: len(batch)]
+        answers.append(found[len(batch) :])
+        expected += challenge.expected
+        row += len(batch)
+    if is_joined:
+        nodes = kernels.join_runs(nodes, Runs(number_firsts(counts), counts, np.ones_like(counts)), link)
+    return QueuedDigests(torch.cat([nodes, *answers]), tuple(expected), link.device)
+
+
+def digest_by_tree(pieces: Sequence[DevicePiece], kernels: Kernels, device: torch.device) -> list[Digest]:
+    """Return the digest of each piece; waits for the device once, at the end.
+
+    32 bytes for each piece are copied to the host, and 32 to 64 for each challenge.
+    """
+    if not pieces:
+        return []
+    with SideStream(device) as link:
+        queued = queue_digests(pieces, kernels, link)
+        found = link.download(queued.nodes)
+    return queued.read(found.numpy().tobytes())

@@ -11,7 +11,7 @@ import triton
 
 from holdfast.tensors.device_digest import triton_kernels
 from holdfast.tensors.device_digest.pieces import Part
-from holdfast.tensors.device_digest.side_stream import Integers, SideStream
+from holdfast.tensors.device_digest.side_stream import HostLink, Integers
 from holdfast.tensors.device_digest.tree import ROOT, Runs, TreeLevel, number_firsts, plan_levels
 
 
@@ -23,28 +23,30 @@ def is_interpreted() -> bool:
 class TritonKernels:
     """Hashes with one lane for each leaf, then for each pair of nodes."""
 
+    alignment = 16
     leaf_scratch_bytes = 32
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._is_interpreted = is_interpreted()
 
-    def hash_parts(self, parts: Sequence[Part], stream: SideStream) -> torch.Tensor:
+    def hash_parts(self, parts: Sequence[Part], link: HostLink) -> torch.Tensor:
         """Return one node for each part."""
         memories = [part.data.read(part.start, part.stop) for part in parts]
         addresses = np.array([memory.data_ptr() for memory in memories], dtype=np.int64)
         counts = np.array([part.num_leaves for part in parts], dtype=np.int64)
         table = _describe_parts(parts, addresses, counts)
         # Those that begin at a multiple of 16 bytes, as most do, are loaded faster. They come first.
-        order = np.argsort(addresses % 16 != 0, kind="stable")
-        num_aligned = int((addresses % 16 == 0).sum())
+        order = np.argsort(addresses % self.alignment != 0, kind="stable")
+        num_aligned = int((addresses % self.alignment == 0).sum())
         first_rows = np.empty_like(counts)
         first_rows[order] = number_firsts(counts[order])
         runs = Runs(first_rows, counts, np.array([part.is_piece for part in parts], dtype=np.int64))
         groups = [_number(table[:, some]) for some in (order[:num_aligned], order[num_aligned:])]
         levels = list(plan_levels(runs))
-        on_device = _upload([*groups, *map(_describe_level, levels), first_rows], stream)
-        nodes = torch.empty((int(counts.sum()), 8), dtype=torch.int32, device=self._device)
+        on_device = _upload([*groups, *map(_describe_level, levels), first_rows], link)
+        # Zeros, so that a kernel that writes nothing leaves no node of an earlier call.
+        nodes = torch.zeros((int(counts.sum()), 8), dtype=torch.int32, device=self._device)
         middle = int(counts[order[:num_aligned]].sum())
         for some, group, is_aligned in zip((nodes[:middle], nodes[middle:]), on_device[:2], (True, False), strict=True):
             if len(some):
@@ -53,10 +55,10 @@ class TritonKernels:
         self._join(nodes, levels, on_device[2:-1])
         return nodes.index_select(0, on_device[-1])
 
-    def join_runs(self, nodes: torch.Tensor, runs: Runs, stream: SideStream) -> torch.Tensor:
+    def join_runs(self, nodes: torch.Tensor, runs: Runs, link: HostLink) -> torch.Tensor:
         """Return one node for each run; overwrites `nodes`."""
         levels = list(plan_levels(runs))
-        *tables, first_rows = _upload([*map(_describe_level, levels), runs.first_rows], stream)
+        *tables, first_rows = _upload([*map(_describe_level, levels), runs.first_rows], link)
         self._join(nodes, levels, tables)
         return nodes.index_select(0, first_rows)
 
@@ -90,9 +92,9 @@ def _describe_level(level: TreeLevel) -> Integers:
     return np.stack([level.first_pairs, level.first_rows, level.flags])
 
 
-def _upload(tables: Sequence[Integers], stream: SideStream) -> list[torch.Tensor]:
+def _upload(tables: Sequence[Integers], link: HostLink) -> list[torch.Tensor]:
     """Return all tables on the device, by one copy."""
-    together = stream.upload(np.concatenate([table.reshape(-1) for table in tables]))
+    together = link.upload(np.concatenate([table.reshape(-1) for table in tables]))
     sizes = np.array([table.size for table in tables])
     starts = number_firsts(sizes).tolist()
     return [together[at : at + table.size].view(table.shape) for at, table in zip(starts, tables, strict=True)]

@@ -9,11 +9,18 @@ import pytest
 import torch
 
 from holdfast.digest import Digest
-from holdfast.errors import Unsupported
+from holdfast.errors import DeviceFault, Unsupported
 from holdfast.tensors.device_digest import choice
-from holdfast.tensors.device_digest.choice import BackendChoice, choose_backend, find_backend, make_check_batches
+from holdfast.tensors.device_digest.choice import (
+    BackendChoice,
+    choose_backend,
+    find_backend,
+    find_kernels,
+    make_check_batches,
+)
 from holdfast.tensors.device_digest.cpu import digest_on_cpu
 from holdfast.tensors.device_digest.pieces import DevicePiece
+from holdfast.tensors.device_digest.torch_ops import TorchKernels
 
 CPU = torch.device("cpu")
 OTHER = torch.device("cuda", 0)
@@ -22,10 +29,10 @@ OTHER = torch.device("cuda", 0)
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
     """Check every backend anew, and forget what the test made of it."""
-    for cached in (choice.choose_backend, choice._check, choice._make_backend):
+    for cached in (choice.choose_backend, choice._check, choice._make_backend, choice._make_kernels):
         cached.cache_clear()
     yield
-    for cached in (choice.choose_backend, choice._check, choice._make_backend):
+    for cached in (choice.choose_backend, choice._check, choice._make_backend, choice._make_kernels):
         cached.cache_clear()
 
 
@@ -62,6 +69,10 @@ def _fail(pieces: Sequence[DevicePiece]) -> list[Digest]:
     raise RuntimeError("no compiler\nmore lines")
 
 
+def _do_nothing(pieces: Sequence[DevicePiece]) -> list[Digest]:
+    raise DeviceFault("a kernel did not run")
+
+
 @pytest.mark.parametrize(
     ("device", "backend"),
     [(CPU, "cpu"), (OTHER, "triton"), (torch.device("xpu", 0), "triton"), (torch.device("mps"), "torch")],
@@ -91,6 +102,24 @@ def test_after_a_wrong_digest_bytes_are_copied_to_the_host(backends: dict[str, o
     with pytest.raises(Unsupported, match="cannot be computed on cuda:0 by triton: it returned wrong digests"):
         find_backend("triton", OTHER)
     assert find_backend("cpu", OTHER) is digest_on_cpu
+
+
+def test_after_a_kernel_that_did_nothing_bytes_are_copied_to_the_host(backends: dict[str, object]) -> None:
+    backends["triton"] = _do_nothing
+
+    with pytest.warns(RuntimeWarning, match="it returned a wrong digest of random bytes"):
+        found = choose_backend(OTHER)
+
+    assert (found.backend, found.has_wrong) == ("cpu", True)
+    assert find_kernels(OTHER) is None
+
+
+@pytest.mark.usefixtures("backends")
+def test_kernels_are_those_of_the_chosen_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "find_spec", lambda name: None)
+
+    assert isinstance(find_kernels(OTHER), TorchKernels)
+    assert find_kernels(CPU) is None
 
 
 def test_a_kernel_that_cannot_be_compiled_is_replaced_by_torch_operations(backends: dict[str, object]) -> None:

@@ -66,11 +66,11 @@ def test_no_number_and_no_alignment_of_a_batch_compiles_a_kernel_again() -> None
     kernels = TritonKernels(CPU)
     data = make_memory(bytes(40_000))
 
-    with SideStream(CPU) as stream:
+    with SideStream(CPU) as link:
         for lengths in ([1], [16] * 16, [5000, 3], [1024] * 17, [40_000, 1, 1]):
             for start in (0, 5):
                 parts = [Part(data, start, min(start + length, 40_000), 0, is_piece=True) for length in lengths]
-                assert kernels.hash_parts(parts, stream).shape == (len(lengths), 8)
+                assert kernels.hash_parts(parts, link).shape == (len(lengths), 8)
 
     assert _count_versions(triton_kernels.hash_leaves) == 2
     assert _count_versions(triton_kernels.join_pairs) == 1

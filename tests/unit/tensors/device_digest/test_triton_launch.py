@@ -12,6 +12,7 @@ from hypothesis import given, settings
 
 pytest.importorskip("triton", reason="needs Triton, which `make device-test` installs")
 
+from holdfast.errors import DeviceFault
 from holdfast.tensors.device_digest.choice import choose_backend, find_backend
 from holdfast.tensors.device_digest.digests import digest
 from holdfast.tensors.device_digest.triton_launch import TritonKernels, is_interpreted
@@ -72,6 +73,21 @@ def test_a_thousand_pieces_take_one_launch_for_each_level(monkeypatch: pytest.Mo
 
     assert [name for name, _ in launched] == ["hash_leaves", "join_pairs", "join_pairs"]
     assert launched[0][1] > 1000
+
+
+@pytest.mark.parametrize("dead", ["hash_leaves", "join_pairs"])
+def test_a_kernel_that_does_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch, dead: str) -> None:
+    launch = TritonKernels._launch
+
+    def skip(self: TritonKernels, kernel: object, *rest: object, **constants: bool) -> None:
+        if getattr(kernel, "__name__", str(kernel)) != dead:
+            launch(self, kernel, *rest, **constants)  # type: ignore[arg-type]  # passed on
+
+    find_backend("triton", CPU)
+    monkeypatch.setattr(TritonKernels, "_launch", skip)
+
+    with pytest.raises(DeviceFault, match="a kernel did not run"):
+        digest(torch.zeros(30), backend="triton")
 
 
 def test_the_kernels_leave_generators_as_they_are() -> None:
