@@ -1,22 +1,27 @@
 """Checks and measures digests on a GPU: `make gpu-test`. Without a GPU it says so, and measures nothing.
 
 Prints GB/s of each backend for pieces of 1 MiB, and for comparison torch's content-store hash (not a cryptographic one,
-and not the same on every device) and a copy of the bytes to the host. Exits with 1 after a wrong digest.
+and not the same on every device) and a copy of the bytes to the host; then the seconds of saves to a directory. Exits
+with 1 after a wrong digest, or a save that cannot be read back.
 """
 
 from __future__ import annotations
 
 import random
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final
 
 import torch
 
+import holdfast
 from bench.kit.measure import random_bytes
 from holdfast.digest import hash_bytes
 from holdfast.repo.format.chunk import CHUNK_BYTES
+from holdfast.repo.write.writer import SaveResult
 from holdfast.tensors.device_digest.choice import DigestBackend, choose_backend, list_accelerators
 from holdfast.tensors.device_digest.digests import digest_pieces
 from holdfast.tensors.device_digest.pieces import DeviceBytes, DevicePiece
@@ -27,6 +32,8 @@ _SIZE_BYTES: Final = 1 << 30
 _CHECKED_BYTES: Final = 256 << 20
 _CHECKED_PIECES: Final = 2000
 _ROUNDS: Final = 5
+_TENSOR_ITEMS: Final = 1 << 21
+"""Values of each of the hundred tensors that are saved: 8 MiB."""
 
 
 def list_backends(device: torch.device) -> list[DigestBackend]:
@@ -89,6 +96,26 @@ def measure(work: Callable[[], object]) -> float:
     return min(seconds[1:])
 
 
+def list_saves(folder: Path, device: torch.device) -> Iterator[tuple[str, float, bool]]:
+    """Yield saves of a tree on a device: what has changed, the seconds, and whether the snapshot is what was saved."""
+    tree = {str(at): torch.randn(_TENSOR_ITEMS, device=device) for at in range(100)}
+    changes = {"all is new": 100, "nothing has changed": 0, "1 % has changed": 1, "all has changed": 100}
+    for name, changed in changes.items():
+        for at in range(changed):
+            tree[str(at)].add_(1)
+        for way in ("save", "save_async, until it returns"):
+            with holdfast.open(folder / way) as store:
+                torch.accelerator.synchronize()
+                started = time.perf_counter()
+                handle = store.save(name, tree) if way == "save" else store.save_async(name, tree)
+                seconds = time.perf_counter() - started
+                if not isinstance(handle, SaveResult):
+                    handle.wait()
+                found = store.load(name, device=device)
+            is_right = all(torch.equal(found[key], tensor) for key, tensor in tree.items())
+            yield f"{way}, {name}", seconds, is_right
+
+
 def main() -> int:
     """Check and measure the first accelerator."""
     devices = list_accelerators()
@@ -107,7 +134,11 @@ def main() -> int:
     copy = seconds["copy to pinned memory of the host"]
     for name, found in seconds.items():
         print(f"{name:36} {memory.numel() / found / 1e9:9.1f} GB/s  {copy / found:7.1f} times the copy to the host")
-    return 0
+    with tempfile.TemporaryDirectory() as folder:
+        saves = list(list_saves(Path(folder), device))
+    for name, found, is_right in saves:
+        print(f"{name:50} {found:7.3f} s{'' if is_right else '  WRONG'}")
+    return 0 if all(is_right for *_, is_right in saves) else 1
 
 
 if __name__ == "__main__":

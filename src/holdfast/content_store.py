@@ -22,16 +22,16 @@ from typing_extensions import Self
 from holdfast.content.batch_writer import BatchWriter
 from holdfast.content.catalog import Catalog, StoredTensor
 from holdfast.content.rebuild import Rebuilder, describe_entry
-from holdfast.digest import hash_bytes
 from holdfast.errors import TensorNotFound, Unsupported
 from holdfast.objects.url import open_store
 from holdfast.repo.format.layout import verify_name
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES, Repository, open_repository
 from holdfast.snapshot.leaves import GRAD, TENSOR, iter_entry_numbers
 from holdfast.tensors.composite import has_own_bytes
+from holdfast.tensors.device_digest.digests import digest_pieces
+from holdfast.tensors.device_digest.pieces import DeviceBytes, DevicePiece
 from holdfast.tensors.dtypes import item_bytes
-from holdfast.tensors.memory import view_bytes
-from holdfast.tensors.storage import storage_bytes
+from holdfast.tensors.memory import view_storage
 from holdfast.trees.move import Device
 from holdfast.trees.registered import Types
 
@@ -43,14 +43,16 @@ _OPEN_WRITERS: Final[weakref.WeakSet[BatchWriter]] = weakref.WeakSet()
 
 
 def hash_storage(storage: torch.UntypedStorage, *, stable_hash: bool = False) -> str:
-    """Return the hex BLAKE3-256 of a storage's bytes. It does not depend on device, process or version.
+    """Return the hex BLAKE3-256 of a storage's bytes, computed where they are.
+
+    It does not depend on device, process or version.
 
     `stable_hash` has no effect: this hash is always stable.
     """
     if storage.device.type == "meta":
         raise Unsupported("a storage on the meta device has no bytes to hash")
-    on_cpu = storage.cpu()  # type: ignore[no-untyped-call]  # not typed in torch
-    return hash_bytes(view_bytes(storage_bytes(on_cpu))).hex()
+    data = DeviceBytes.from_memory(view_storage(storage, 0, storage.nbytes(), storage.device))
+    return digest_pieces([DevicePiece(data, 0, data.size_bytes)])[0].hex()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +17,12 @@ from holdfast.repo.format.grid import Extent, cut_extent
 from holdfast.repo.handle.repository import MIN_BUDGET_BYTES
 from holdfast.repo.read.reader import SnapshotReader, WriteObserver
 from holdfast.snapshot.load import cast
+from holdfast.tensors.device_digest import digests
 from holdfast.tensors.device_digest.choice import choose_backend, list_accelerators
 from holdfast.tensors.device_digest.digests import digest, digest_cuts
 from holdfast.trees.move import move_to_device
 from tests.cli.runs import Cli
+from tests.integration.accelerator import ACCELERATOR, DEVICE, digest_quickly
 from tests.integration.device_tree import (
     CPU,
     OTHERS,
@@ -34,9 +36,17 @@ from tests.integration.device_tree import (
 from tests.kit import fake_accelerator
 from tests.kit.tensors import assert_same_tensor
 
-# At once: torch does not know the name of a device before it has it. Whoever runs this file gives it a process.
-ACCELERATOR, _LIBRARIES = fake_accelerator.install()
-DEVICE: Final = torch.device(fake_accelerator.NAME, 0)
+
+@pytest.fixture(autouse=True)
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute digests by a kernel of the fake device, except in tests of the backend that is made of operations."""
+    if "by_operations" not in request.fixturenames:
+        monkeypatch.setattr(digests, "find_backend", lambda *_: digest_quickly)
+
+
+@pytest.fixture
+def by_operations() -> None:
+    """Compute digests by torch's operations on the device."""
 
 
 @pytest.fixture
@@ -337,6 +347,19 @@ def test_the_content_store_keeps_devices(tmp_path: Path) -> None:
     assert reader.read_storage(digest).device == DEVICE
 
 
+@pytest.mark.usefixtures("by_operations")
+def test_a_storage_on_the_device_is_hashed_there() -> None:
+    host = torch.arange(9000, dtype=torch.int16)
+    there = host.to(DEVICE)
+    choose_backend(DEVICE)
+    ACCELERATOR.bytes_to_host = 0
+
+    found = content_store.hash_storage(there.untyped_storage())
+
+    assert ACCELERATOR.bytes_to_host == 2 * 32
+    assert found == content_store.hash_storage(host.untyped_storage()) == hash_bytes(host.numpy().tobytes()).hex()
+
+
 def test_the_command_line_reads_what_was_on_a_device(
     store: Store, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -412,7 +435,7 @@ def test_a_target_on_the_device_is_compared_there_and_not_copied_to_the_host(sto
     assert copied < (1 << 20) + 5000
 
 
-def test_a_target_that_holds_the_snapshot_costs_32_bytes_for_each_chunk(store: Store) -> None:
+def test_a_target_that_holds_the_snapshot_costs_32_bytes_for_each_chunk_and_32_more(store: Store) -> None:
     tree = {"a": torch.arange(3.0 * (1 << 18)), "b": torch.arange(700, dtype=torch.int16)}
     store.save("v/1", tree)
     target = {name: tensor.to(DEVICE) for name, tensor in tree.items()}
@@ -422,10 +445,12 @@ def test_a_target_that_holds_the_snapshot_costs_32_bytes_for_each_chunk(store: S
     store.load_into("v/1", target, since="never saved")
 
     chunks = [cut_extent(Extent(0, each.nbytes, each.element_size(), tuple(each.shape))) for each in tree.values()]
-    assert ACCELERATOR.bytes_to_host == 32 * sum(map(len, chunks))
+    # One more for random bytes that are hashed beside them.
+    assert ACCELERATOR.bytes_to_host == 32 * (sum(map(len, chunks)) + 1)
 
 
-def test_digests_are_those_of_the_host_and_take_32_bytes_of_copies() -> None:
+@pytest.mark.usefixtures("by_operations")
+def test_digests_are_those_of_the_host_and_take_few_bytes_of_copies() -> None:
     assert choose_backend(DEVICE).backend == "torch"
     host = torch.arange(6000, dtype=torch.int16).view(20, 300)
     there = host.to(DEVICE)
@@ -435,20 +460,22 @@ def test_digests_are_those_of_the_host_and_take_32_bytes_of_copies() -> None:
     whole, gappy = digest(there), digest(there.t()[::2])
     pieces = digest_cuts(there, cuts)
 
-    assert ACCELERATOR.bytes_to_host == 32 * (1 + 1 + len(cuts))
+    # Each of the three calls hashes random bytes besides.
+    assert ACCELERATOR.bytes_to_host == 32 * (1 + 1 + len(cuts) + 3)
     data = host.numpy().tobytes()
     assert whole == hash_bytes(data)
     assert gappy == hash_bytes(host.t()[::2].contiguous().numpy().tobytes())
     assert pieces == [hash_bytes(data[:5000]), hash_bytes(data[5000:5001]), hash_bytes(data[5001:])]
 
 
+@pytest.mark.usefixtures("by_operations")
 def test_the_backend_cpu_copies_to_the_host() -> None:
     there = torch.arange(5000, device=DEVICE)
     ACCELERATOR.bytes_to_host = 0
 
     assert digest(there, backend="cpu") == digest(there)
 
-    assert ACCELERATOR.bytes_to_host == 5000 * 8 + 32
+    assert ACCELERATOR.bytes_to_host == 5000 * 8 + 2 * 32
 
 
 def test_doctor_says_how_digests_are_computed_on_the_device(

@@ -13,8 +13,8 @@ from tests.interleaving.theatre import explore
 
 Note = Callable[[str, object], None]
 
-# Half of the schedules with one switch or one death, and some of those with two; the slow tests run all.
-PAIR_BOUNDS: Final = Bounds((1, 2, 60))
+# A third of the schedules with one switch or one death, and some of those with two; the slow tests run all.
+PAIR_BOUNDS: Final = Bounds((1, 3, 90))
 CROWD_BOUNDS: Final = Bounds((1, 5, 600))
 DEEP_PAIR_BOUNDS: Final = Bounds((1, 1, 1))
 DEEP_CROWD_BOUNDS: Final = Bounds((1, 1, 7, 3_000))

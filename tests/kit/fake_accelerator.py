@@ -38,6 +38,8 @@ class FakeAccelerator:
         """Copies and streams, in order."""
         self.bytes_to_host = 0
         """The bytes of copies from the device to another one."""
+        self.damaged_bytes = 0
+        """The next copy of so many bytes from another device arrives with one bit flipped."""
         # For ever: a storage does not tell when it goes, and the process is a short one.
         self._memory: list[torch.Tensor] = []
 
@@ -80,8 +82,18 @@ class FakeAccelerator:
         self.log.append(f"{source.device} to {target.device}")
         if target.device.type != NAME:
             self.bytes_to_host += source.numel() * source.element_size()
-        _look_into(target).copy_(_look_into(source))
+        look_into(target).copy_(look_into(source))
+        is_damaged = source.device.type != NAME and source.numel() * source.element_size() == self.damaged_bytes > 0
+        if is_damaged:
+            self.damaged_bytes = 0
+            self._flip_bit(target)
         return target
+
+    def _flip_bit(self, tensor: torch.Tensor) -> None:
+        """Flip the lowest bit of the last byte of a tensor without gaps."""
+        storage = look_into(tensor).untyped_storage()
+        end = (int(tensor.storage_offset()) + tensor.numel()) * tensor.element_size()
+        storage[end - 1] ^= 1
 
     def record_stream(self, tensor: torch.Tensor, stream: object) -> None:
         """Note it; there is only one stream, really."""
@@ -94,7 +106,7 @@ class FakeAccelerator:
 
         def enter(value: Any) -> Any:
             if isinstance(value, torch.Tensor) and value.device.type == NAME:
-                mirror = mirrors.setdefault(id(value), _look_into(value))
+                mirror = mirrors.setdefault(id(value), look_into(value))
                 originals[id(mirror)] = value
                 return mirror
             if isinstance(value, list | tuple):
@@ -122,7 +134,7 @@ class FakeAccelerator:
         return found
 
 
-def _look_into(tensor: torch.Tensor) -> torch.Tensor:
+def look_into(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor on the CPU over the same memory; only for as long as the tensor lives."""
     if tensor.device.type != NAME:
         return tensor

@@ -28,6 +28,7 @@ LEFT_OUT: Final = {
     "tests/integration/test_rounds_of_codecs.py": "counts requests; the bytes layers do not depend on torch",
     "tests/integration/test_rounds_of_verbs.py": "counts requests; the bytes layers do not depend on torch",
     "tests/integration/test_accelerator.py": "simulates an accelerator with private names of one torch",
+    "tests/integration/test_accelerator_ranks.py": "simulates accelerators with private names of one torch",
     "tests/architecture": "reads the source, which is the same everywhere",
     "tests/docs": "reads the pages, which are the same everywhere",
     "tests/matrix": "tests what runs these suites",

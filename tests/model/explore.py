@@ -168,6 +168,8 @@ def _may_be_withdrawn(world: World, record: Record) -> bool:
 def _iter_broken_save(world: World, number: int, order: Save, writer: Writer) -> Iterator[str]:
     if writer.is_warned and writer.at == "relist":
         yield "I7: a save that should have known that it is doomed has become visible"
+    if writer.outcome == "robbed":
+        yield "I9: a save with a live lease cannot read again what it did not copy"
     if writer.outcome == "returned":
         top = newest(world.names[order.name])
         is_newest = top is not None and top.ident == (writer.generation, number)

@@ -176,6 +176,18 @@ MUTANTS: Final = (
         ends=False,
     ),
     Mutant(
+        "a save looks up what it does not copy before it has a lease",
+        Rules(looks_up="before the lease"),
+        "delete, save that skips under another name, collector",
+        "I9",
+    ),
+    Mutant(
+        "a save keeps a chunk that it did not copy, though it is marked",
+        Rules(skipped="kept, though marked"),
+        "delete, save that skips under another name, collector",
+        "I7",
+    ),
+    Mutant(
         "a delta is the base of a delta, and its own base is not listed",
         Rules(chains="of any length"),
         "delete of a delta, save of a delta on it, collector",

@@ -171,6 +171,18 @@ SCENES: Final = {
             ((MIXED,), ()),
         ),
         Scene(
+            "delete, save that skips under another name, collector",
+            (Delete(0), Save("first", 1, "ab", skips=True), Collect(purges=True)),
+            OLD_FILES | ORPHAN,
+            ((OLD,), ()),
+        ),
+        Scene(
+            "overwrite that skips, two collectors",
+            (Save("overwrite", content="b", forgets=True, skips=True), Collect(), Collect(adopts=True)),
+            OLD_FILES | ORPHAN,
+            ((OLD,),),
+        ),
+        Scene(
             "overwrite of a base by its delta, two collectors",
             (Save("overwrite", content="b", deltas=True, forgets=True), Collect(), Collect(adopts=True)),
             OLD_FILES,

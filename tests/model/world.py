@@ -46,6 +46,10 @@ class Rules:
 
     "listed when written": not those of a delta that was found in the store and is used again.
     """
+    looks_up: Literal["under the lease", "before the lease"] = "under the lease"
+    """When a save that does not copy what the store has looks for it."""
+    skipped: Literal["read from the marked copy", "kept, though marked"] = "read from the marked copy"
+    """What such a save does with a chunk that is marked after it was looked up, and whose bytes it does not have."""
     chains: Literal["never", "of any length"] = "never"
     """Whether a chunk that is itself stored as a delta may be a base; the manifest lists the nearest base only."""
     # Collector

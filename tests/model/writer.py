@@ -59,6 +59,8 @@ class Save:
     """Removes the files of its lease in the end."""
     deltas: bool = False
     """Writes a chunk as a delta if it finds the base."""
+    skips: bool = False
+    """Does not have the bytes of chunks that it reuses: they were on a device, and have changed since."""
     at_once: bool = False
     """Makes requests that do not depend on each other at the same time: their order is open."""
 
@@ -84,7 +86,7 @@ class Writer(NamedTuple):
     content: str = ""
     marked: frozenset[str] = EMPTY
     found: frozenset[str] = EMPTY
-    """Files that it found before it listed the marks; only a mutant does."""
+    """Files that it found before it listed the marks: only a mutant does. Or marked files that it has to read."""
     packs: frozenset[str] = EMPTY
     bases: frozenset[str] = EMPTY
     """Packs of the bases of deltas."""
@@ -183,7 +185,7 @@ def _name(turn: Turn) -> Steps:
         return turn.end("finds the name in use, or gone", "in use")
     return turn.to(
         "reads the name",
-        at="lock" if turn.world.alone != NO_LOCK else _find_first(turn.rules),
+        at="lock" if turn.world.alone != NO_LOCK else _find_first(turn),
         generation=top.generation + 1 if top else turn.world.floor,
         seen=top.ident if top and is_held else None,
         options=walk_unsettled(chain, turn.world.leases),
@@ -191,14 +193,16 @@ def _name(turn: Turn) -> Steps:
     )
 
 
-def _find_first(rules: Rules) -> str:
-    return "lease" if rules.lists_marks == "after lease" else "marks"
+def _find_first(turn: Turn) -> str:
+    if turn.order.skips and turn.rules.looks_up == "before the lease":
+        return "look"
+    return "lease" if turn.rules.lists_marks == "after lease" else "marks"
 
 
 def _lock(turn: Turn) -> Steps:
     """Take the lock together with others; whoever finds it taken waits in vain and goes on without."""
     label = "takes the lock" if turn.world.alone == NOBODY else "goes on without the lock"
-    return turn.to(label, at=_find_first(turn.rules), is_unlocked=turn.world.alone != NOBODY)
+    return turn.to(label, at=_find_first(turn), is_unlocked=turn.world.alone != NOBODY)
 
 
 def _find_same(turn: Turn, top: Record) -> Steps:
@@ -218,7 +222,8 @@ def _lease(turn: Turn) -> Steps:
 
 
 def _look(turn: Turn) -> Steps:
-    return turn.to("looks for files", at="marks", found=turn.world.files)
+    after = "lease" if turn.me.lease_generation < 0 else "marks"
+    return turn.to("looks for files", at=after, found=turn.world.files)
 
 
 def _marks(turn: Turn) -> Steps:
@@ -233,6 +238,8 @@ def _choose(turn: Turn) -> Steps:
         return _give_up(turn, "cannot tell what it would replace", "busy")
     before, skipped = judged
     files = turn.world.files if turn.rules.looks_for_files == "after marks" else turn.me.found
+    if turn.order.skips and turn.me.found and _find_missing(turn, files - turn.me.marked, EMPTY):
+        return turn.end("does not find again what it did not copy", "robbed")
     usable = sorted(files - turn.me.marked - turn.order.avoid)
     copies = [_find_copies(turn, chunk, usable) for chunk in turn.me.content]
     steps = []
@@ -388,10 +395,25 @@ def _recheck(turn: Turn) -> Steps:
     if not stale or not turn.rules.random_names:
         is_overlooked = bool(turn.me.bases & list_marked(turn.world) - stale)
         return turn.to("lists marks again", at="commit", is_warned=turn.me.is_warned or is_overlooked)
+    if turn.order.skips and turn.rules.skipped == "kept, though marked":
+        return turn.to("lists marks again, and goes on", at="commit", is_warned=True)
+    if turn.order.skips:
+        return turn.to("lists marks again", at="read again", found=stale)
+    return _write_again(turn, stale, f"lists marks again, writes {sorted(stale)} anew")
+
+
+def _write_again(turn: Turn, stale: frozenset[str], label: str) -> Steps:
     kept, bases = turn.me.packs - stale, turn.me.bases - stale
     world, packs = _write_packs(turn, kept, _find_missing(turn, kept, bases))
-    label = f"lists marks again, writes {sorted(stale)} anew"
-    return turn.to(label, world, at=_find_last_writes(turn), packs=packs, bases=bases, manifest=turn.me.manifest + 1)
+    me = {"packs": packs, "bases": bases, "manifest": turn.me.manifest + 1, "found": EMPTY}
+    return turn.to(label, world, at=_find_last_writes(turn), **me)
+
+
+def _read_again(turn: Turn) -> Steps:
+    """Read from marked files what was not copied: their collector waits for this save, unless it was fenced."""
+    if turn.me.found <= turn.world.files:
+        return _write_again(turn, turn.me.found, f"reads {sorted(turn.me.found)}, and writes their chunks anew")
+    return turn.end("finds a marked file gone", "fenced" if turn.is_taken() else "robbed")
 
 
 def _commit(turn: Turn) -> Steps:
@@ -484,6 +506,7 @@ _ACTS: Final[dict[str, Callable[[Turn], Steps]]] = {
     "late renewal": _renew_late,
     "renew": _renew,
     "recheck": _recheck,
+    "read again": _read_again,
     "commit": _commit,
     "relist": _relist,
     "release": _release,

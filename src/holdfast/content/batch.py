@@ -23,7 +23,7 @@ from holdfast.repo.format.chunk import CHUNK_BYTES
 from holdfast.repo.format.source import BytesSource, Source
 from holdfast.repo.write.writer import Request
 from holdfast.snapshot.leaves import TENSOR, LeafWriter, renumber
-from holdfast.snapshot.save.staging import StagedSource
+from holdfast.snapshot.save.copies import StagedSource
 from holdfast.tensors.build import CPU, build_tensor, spread_items
 from holdfast.tensors.composite import has_own_bytes, verify_readable
 from holdfast.tensors.dtypes import item_bytes, items_per_byte, number_bytes

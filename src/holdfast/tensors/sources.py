@@ -16,8 +16,18 @@ from holdfast.errors import SourceChanged, TooLarge, Unsupported
 from holdfast.json_text import Json
 from holdfast.repo.format.grid import Extent, cut_extent, cut_extents
 from holdfast.tensors.composite import verify_readable, verify_unwrapped
+from holdfast.tensors.device_copy import copy_to_host
 from holdfast.tensors.dtypes import item_bytes, items_per_byte, number_bytes
-from holdfast.tensors.memory import ALIGNMENT, copy_bytes, copy_items, view_bytes, view_memory, view_raw, view_storage
+from holdfast.tensors.memory import (
+    ALIGNMENT,
+    copy_bytes,
+    copy_items,
+    gather_items,
+    view_bytes,
+    view_memory,
+    view_raw,
+    view_storage,
+)
 from holdfast.tensors.spec import SpecEncoder, TensorSpec, contiguous_stride, count_bytes, describe, find_role
 
 _COPIED_BYTES: Final = 16 << 10
@@ -85,18 +95,30 @@ class TensorSource(NamedTuple):
         if form.tensor_spec.packed:
             size = tensor.element_size()
             first, last = start // size, -(-stop // size)
-            items = copy_items(_drop_repeated(tensor), first, last)
+            items = self.view_packed_items()
+            if not tensor.is_cpu:
+                gathered = gather_items(items, first, last).view(torch.uint8)
+                return copy_to_host(gathered[start - first * size : stop - first * size])
+            items = copy_items(items, first, last)
             data = view_bytes(view_storage(items.untyped_storage(), 0, (last - first) * size))
             return data[start - first * size : stop - first * size]
         storage = tensor.untyped_storage()
         if base + stop > storage.nbytes():
             raise SourceChanged(f"{name!r}: its memory was freed while it was being saved; nothing was committed")
         if not tensor.is_cpu:
-            return view_bytes(view_storage(storage, base + start, base + stop).cpu())
+            return copy_to_host(view_storage(storage, base + start, base + stop))
         # To create a view takes longer than to copy so few bytes.
         if stop - start <= _COPIED_BYTES:
             return memoryview(copy_bytes(storage, base + start, base + stop))
         return view_memory(storage, base + start, base + stop)
+
+    def view_packed_items(self) -> torch.Tensor:
+        """Return the raw items without the dimensions of stride 0, in which every item is the same one."""
+        raw = view_raw(self.tensor)
+        for dim in reversed(range(raw.dim())):
+            if raw.stride(dim) == 0 and raw.size(dim) > 1:
+                raw = raw.select(dim, 0)
+        return raw
 
 
 class TensorSources(Sequence[TensorSource]):
@@ -139,15 +161,6 @@ class TensorSources(Sequence[TensorSource]):
     def __iter__(self) -> Iterator[TensorSource]:
         """Yield all sources, in the order in which they were added."""
         return map(TensorSource, self._names, self._tensors, self._forms, self._starts, self._aliases)
-
-
-def _drop_repeated(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the raw items without the dimensions of stride 0, in which every item is the same one."""
-    raw = view_raw(tensor)
-    for dim in reversed(range(raw.dim())):
-        if raw.stride(dim) == 0 and raw.size(dim) > 1:
-            raw = raw.select(dim, 0)
-    return raw
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from holdfast.snapshot.into.load_into import load_into
 from holdfast.snapshot.into.plan import IntoOptions
 from holdfast.snapshot.load.merge_trees import warn_of_variants
 from holdfast.snapshot.load.opened import Opened
+from holdfast.snapshot.save.device_digests import add_digests
 from holdfast.snapshot.save.save import SaveOptions, make_request, save_tree
 from holdfast.snapshot.save.staging import AsyncSaver, SaveHandle, Staging
 from holdfast.snapshot.view.lazy import Snapshot as LazySnapshot
@@ -84,11 +85,11 @@ def save_together(
         return save_tree(repo, name, tree, options, types=types, progress=progress)
     with world.join("save", str(name)) as ranks:
         planned = _plan_together(name, tree, options, types, ranks)
-        return _add_divergent(save(repo, planned.request, ranks=ranks, progress=progress), planned)
+        return _add_divergent(save(repo, add_digests(planned.request), ranks=ranks, progress=progress), planned)
 
 
 def _plan_together(name: str, tree: object, options: SaveOptions, types: Types, ranks: Collectives) -> Planned:
-    """Plan what this rank writes; reads every tensor that other ranks may also have, to compare fingerprints."""
+    """Plan what this rank writes; reads or hashes every tensor that other ranks may also have, to compare them."""
     return plan_save(name, tree, options, types, ranks, ranks.global_ranks)
 
 

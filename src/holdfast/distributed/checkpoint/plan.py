@@ -8,10 +8,10 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Any, Final
 
-from holdfast.digest import Seeded, hash_bytes
+from holdfast.digest import Digest, Seeded, hash_bytes
 from holdfast.distributed.checkpoint.coverage import Sketch, StoredBox, find_problems, is_covered, merge, sketch_boxes
 from holdfast.distributed.talk.failures import name_ranks
 from holdfast.errors import Mismatch
@@ -25,6 +25,7 @@ from holdfast.repo.write.world import Ranks
 from holdfast.repo.write.writer import Placement, Request
 from holdfast.snapshot.leaves import renumber
 from holdfast.snapshot.load.merge_trees import merge_trees
+from holdfast.snapshot.save.device_digests import Digests, digest_sources
 from holdfast.snapshot.save.save import SaveOptions, make_environment, make_leaves
 from holdfast.tensors.sharding.shard_source import ShardSource, pick_chunks
 from holdfast.tensors.sharding.sharded import LocalLeaf
@@ -35,6 +36,9 @@ from holdfast.trees.registered import Types
 _ENGINE_BYTES: Final = 64 << 20
 _BATCH_BYTES: Final = 8 << 20
 _MAX_NAMED: Final = 20
+_READ: Final = b"r"
+_DIGESTS: Final = b"d"
+"""Kinds of fingerprints: of bytes that were read, and of digests that a device has computed."""
 
 ReplicaKey = tuple[str, Json]
 """Identifies what several ranks may have: the name of an entry, and its boxes if it has any."""
@@ -62,8 +66,10 @@ class _Leaves:
     per_rank: set[int] = field(default_factory=set)
     """Numbers of the entries that were declared per rank."""
     per_rank_names: set[str] = field(default_factory=set)
+    digests: Digests = field(default_factory=dict)
+    """By number of an entry that is on a device and may also be on other ranks: the digests of its chunks."""
     fingerprints: dict[int, bytes] = field(default_factory=dict)
-    """Fingerprints of the entries that other ranks may also have, by number."""
+    """Fingerprints of the entries that other ranks may also have, by number; the first byte is the kind."""
 
     def whole_bytes(self, number: int) -> int:
         """Return the size of the whole entry, of which this rank may have a part."""
@@ -107,6 +113,7 @@ class _Planner:
         self._group = {rank: number for number, rank in enumerate(global_ranks)}
         self._leaves = _Leaves()
         self._divergent: list[str] = []
+        self._seeded = Seeded(0)
 
     def plan(self, tree: object, types: Types) -> Planned:
         ranks = self._ranks
@@ -117,7 +124,7 @@ class _Planner:
         chunks = self._choose_chunks(holders)
         self._verify_coverage(chunks, seed)
         is_same = root is not None and canonical_json(root.spec) == canonical_json(self._spec)
-        sources, placements = self._make_placements(chunks, variants, keeps_all=not is_same)
+        sources, placements, digests = self._make_placements(chunks, variants, keeps_all=not is_same)
         request = Request(
             self._name,
             sources,
@@ -132,6 +139,7 @@ class _Planner:
             verify_reuse=self._options.verify_reuse,
             compression=self._options.compression,
             delta=self._options.delta,
+            digests=digests,
         )
         divergent = tuple(dict.fromkeys(self._divergent))
         if divergent:
@@ -178,28 +186,42 @@ class _Planner:
         return [source.name, [[*piece.box.starts, *piece.box.sizes] for piece in source.pieces]]
 
     def _compute_fingerprints(self, seed: bytes) -> None:
-        """Compute fingerprints of all entries that other ranks may also have."""
-        seeded = Seeded(int.from_bytes(seed, "big"))
-        shared = []
-        for number, source in enumerate(self._leaves.sources):
-            is_unique = isinstance(source, ShardSource) and len(self._find_declared(number)) == 1
-            if number not in self._leaves.per_rank and not is_unique:
-                shared.append(number)
-                self._leaves.fingerprints[number] = seeded(canonical_json([source.spec, source.size_bytes]))
+        """Compute fingerprints of all entries that other ranks may also have; those on a device are hashed there."""
         if self._ranks.world_size == 1:
-            self._leaves.fingerprints.clear()
             return
+        leaves = self._leaves
+        self._seeded = Seeded(int.from_bytes(seed, "big"))
+        shared = []
+        for number, source in enumerate(leaves.sources):
+            is_unique = isinstance(source, ShardSource) and len(self._find_declared(number)) == 1
+            if number not in leaves.per_rank and not is_unique:
+                shared.append(number)
+        leaves.digests = digest_sources((number, leaves.sources[number]) for number in shared)
+        on_device = [number for number in shared if any(leaves.digests.get(number, ()))]
+        on_host = [number for number in shared if number not in set(on_device)]
+        found = self._fingerprint(on_host, _READ) | self._fingerprint(on_device, _DIGESTS)
+        leaves.fingerprints = {number: found[number] for number in shared}
+
+    def _fingerprint(self, numbers: Sequence[int], kind: bytes) -> dict[int, bytes]:
+        """Return the fingerprints of entries: of their bytes, or of the digests of their chunks."""
+        leaves, seeded = self._leaves, self._seeded
+        sources = {number: leaves.sources[number] for number in numbers}
+        found = {number: seeded(canonical_json([each.spec, each.size_bytes])) for number, each in sources.items()}
 
         def fingerprint(batch: Sequence[SourceChunk]) -> list[tuple[int, bytes]]:
-            return [(each.position, seeded(each.source.read(each.start, each.stop))) for each in batch]
+            return [(each.position, each.digest or seeded(each.source.read(each.start, each.stop))) for each in batch]
 
-        pieces = [piece for number in shared for piece in self._leaves.chunks[number]]
+        pieces: list[SourceChunk] = []
+        for number in numbers:
+            digests = leaves.digests[number] if kind == _DIGESTS else repeat(None)
+            pieces += [chunk._replace(digest=each) for chunk, each in zip(leaves.chunks[number], digests, strict=False)]
         batches = [(batch, _BATCH_BYTES) for batch in group_chunks(pieces, limit_bytes=_BATCH_BYTES)]
         with Engine("holdfast-fingerprint", budget_bytes=_ENGINE_BYTES, waits=False) as engine:
-            for found in engine.iter_results(fingerprint, batches):
+            for batch in engine.iter_results(fingerprint, batches):
                 self._ranks.beat()
-                for number, digest in found:
-                    self._leaves.fingerprints[number] = seeded(self._leaves.fingerprints[number] + digest)
+                for number, digest in batch:
+                    found[number] = seeded(found[number] + digest)
+        return {number: kind + each for number, each in found.items()}
 
     def _agree_on_tree(self, described: Sequence[tuple[str, bytes]]) -> ManifestPart | None:
         """Return the root: this rank's tree and entries if all ranks have the same, else the union of all ranks.
@@ -248,8 +270,7 @@ class _Planner:
         # Either all ranks take part in the next step or none does.
         if not any(self._ranks.all_gather("alike", lambda: not is_same)):
             return {number: self._find_declared(number) for number in fingerprints}, set()
-        table = {canonical_json(self._key(number)): taken for number, taken in fingerprints.items()}
-        tables = self._ranks.all_gather("replicas", lambda: table)
+        tables = self._gather_tables()
         holders: dict[int, tuple[int, ...]] = {}
         variants: set[int] = set()
         problems: list[str] = []
@@ -271,6 +292,23 @@ class _Planner:
         for names in self._ranks.all_gather("declared", name_variants):
             self._divergent += names
         return holders, variants
+
+    def _gather_tables(self) -> list[dict[bytes, bytes]]:
+        """Return the fingerprints of all ranks, by key; those of one key are of the same kind."""
+        fingerprints, gather = self._leaves.fingerprints, self._ranks.all_gather
+        numbers = {canonical_json(self._key(number)): number for number in fingerprints}
+        tables = gather("replicas", lambda: {key: fingerprints[number] for key, number in numbers.items()})
+        kinds: dict[bytes, set[bytes]] = defaultdict(set)
+        for table in tables:
+            for key, taken in table.items():
+                kinds[key].add(taken[:1])
+        mixed = {key for key, found in kinds.items() if len(found) > 1}
+        if mixed:
+            # An entry is on a device of some ranks only: its bytes are compared. All ranks have the same tables.
+            fingerprints |= self._fingerprint([numbers[key] for key in mixed & numbers.keys()], _READ)
+            again = gather("mixed", lambda: {key: fingerprints[numbers[key]] for key in mixed & numbers.keys()})
+            tables = [table | found for table, found in zip(tables, again, strict=True)]
+        return tables
 
     def _choose_chunks(self, holders: Mapping[int, tuple[int, ...]]) -> dict[int, list[int]]:
         """Return the chunks of each entry that this rank stores: a share of each replica, all of the others."""
@@ -329,13 +367,18 @@ class _Planner:
 
     def _make_placements(
         self, own_chunks: Mapping[int, Sequence[int]], variants: set[int], *, keeps_all: bool
-    ) -> tuple[list[Source], dict[int, Placement]]:
-        """Return the sources of this rank's part, and the position of each in its whole entry."""
+    ) -> tuple[Sequence[Source], dict[int, Placement], Digests]:
+        """Return the sources of this rank's part, the position of each in its whole entry, and known digests."""
+        if self._ranks.world_size == 1 and not any(map(_is_partial, self._leaves.sources)):
+            return self._leaves.sources, {}, {}
         sources: list[Source] = []
         placements: dict[int, Placement] = {}
+        digests: dict[int, Sequence[Digest | None]] = {}
         for number, source in enumerate(self._leaves.sources):
-            whole_bytes = self._leaves.whole_bytes(number)
+            whole_bytes, known = self._leaves.whole_bytes(number), self._leaves.digests.get(number)
             if number in self._leaves.per_rank or number in variants:
+                if known:
+                    digests[len(sources)] = known
                 placements[len(sources)] = Placement(whole_bytes, 0, (), self._ranks.rank)
                 sources.append(source)
                 continue
@@ -344,11 +387,11 @@ class _Planner:
                 continue
             spans = [(each.start, each.stop) for each in (self._leaves.chunks[number][at] for at in own_chunks[number])]
             dims, boxes = _place_chunks(source, own_chunks[number], spans)
+            if known:
+                digests[len(sources)] = [known[at] for at in own_chunks[number]]
             placements[len(sources)] = Placement(whole_bytes, dims, boxes)
             sources.append(pick_chunks(source, spans))
-        if self._ranks.world_size == 1 and not any(map(_is_partial, self._leaves.sources)):
-            return list(self._leaves.sources), {}
-        return sources, placements
+        return sources, placements, digests
 
 
 def _drop_index(note: Json) -> Json:

@@ -7,7 +7,7 @@ import functools
 import io
 import uuid
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -35,10 +35,12 @@ from holdfast.distributed.dcp.metadata import KEY
 from holdfast.errors import Mismatch, NotShared
 from holdfast.json_text import Json
 from holdfast.repo.format.layout import PartRef, parse_part
+from holdfast.repo.format.source import Source
 from holdfast.repo.handle.config import read_config
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.write.part_writer import WrittenPart, end_lease, write_part
+from holdfast.snapshot.save.device_digests import Digests, digest_sources
 from holdfast.snapshot.save.save import describe_environment
 from holdfast.texts import list_some
 from holdfast.trees.apply import apply_to_tensors
@@ -186,7 +188,7 @@ class StorageWriter(TorchStorageWriter):
         limit_bytes = repo.budget_bytes // _BATCH_SHARE
         groups = plan_groups(plan, planner, written, limit_bytes=limit_bytes, is_only_rank=self._is_only_rank)
         purpose = f"save {self._name!r} for torch, rank {self._rank or 0}"
-        part = write_part(repo, self._name, groups, purpose=purpose)
+        part = write_part(repo, self._name, groups, purpose=purpose, find_digests=_find_digests)
         self._lease_id = part.lease_id
         _warn_of_refused(self._name, written.refused)
         return WriteResult(MetadataIndex(self._name), part.new_bytes, _describe_part(part, written))
@@ -299,3 +301,7 @@ def does_stager_copy() -> bool:
         tensor = torch.ones(1, device="cpu")
         staged: dict[str, Any] = BlockingAsyncStager().stage({"tensor": tensor})
         return bool(staged["tensor"].data_ptr() != tensor.data_ptr())
+
+
+def _find_digests(sources: Sequence[Source]) -> Digests:
+    return digest_sources(enumerate(sources))

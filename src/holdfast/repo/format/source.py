@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from holdfast.digest import Buffer
+from holdfast.digest import Buffer, Digest
 from holdfast.json_text import Json
 from holdfast.repo.format.chunk import CHUNK_BYTES, cut
 
@@ -83,6 +83,8 @@ class SourceChunk(NamedTuple):
     stop: int
     begins_run: bool = False
     """Whether it need not follow the chunk before it in a pack, but should be aligned there."""
+    digest: Digest | None = None
+    """The digest, if it was computed on the device that has the bytes. These are read only if the store lacks them."""
 
 
 class SourceChunks:
@@ -93,11 +95,16 @@ class SourceChunks:
         sources: Sequence[Source],
         runs: Mapping[int, Container[int]] | None = None,
         repeats: Container[int] = (),
+        digests: Mapping[int, Sequence[Digest | None]] | None = None,
     ) -> None:
-        """Use `runs`: by position, the offsets of chunks that begin a run. Skip the sources at `repeats`."""
+        """Use `runs`: by position, the offsets of chunks that begin a run. Skip the sources at `repeats`.
+
+        `digests` has, by position, the digest of each chunk of a source, None for one that has to be read.
+        """
         self._sources = sources
         self._runs = runs or {}
         self._repeats = repeats
+        self._digests = digests or {}
 
     def __iter__(self) -> Iterator[SourceChunk]:
         """Yield the chunks of all sources, in order."""
@@ -105,12 +112,23 @@ class SourceChunks:
             if position in self._repeats:
                 continue
             cuts = source.cuts
+            if position in self._digests:
+                yield from self._iter_digested(source, position)
+                continue
             if len(cuts) == 1:
                 yield SourceChunk(source, position, 0, cuts[0])
                 continue
             runs = self._runs.get(position, ())
-            for start, stop in pairwise((0, *cuts)) if cuts else cut(source.size_bytes):
+            for start, stop in _iter_spans(source):
                 yield SourceChunk(source, position, start, stop, start in runs)
+
+    def _iter_digested(self, source: Source, position: int) -> Iterator[SourceChunk]:
+        for (start, stop), digest in zip(_iter_spans(source), self._digests[position], strict=True):
+            yield SourceChunk(source, position, start, stop, digest=digest)
+
+
+def _iter_spans(source: Source) -> Iterable[tuple[int, int]]:
+    return pairwise((0, *source.cuts)) if source.cuts else cut(source.size_bytes)
 
 
 def cut_sources(sources: Sequence[Source]) -> list[SourceChunk]:

@@ -31,7 +31,7 @@ from holdfast.repo.names.snapshots import CommittedSnapshot, NameState, read_nam
 from holdfast.repo.read.any_copy import StoredChunk
 from holdfast.repo.read.reader import SnapshotReader
 from holdfast.repo.upkeep.usage import read_usage
-from holdfast.repo.write.existing import ExistingChunks, is_whole, read_base, read_bases
+from holdfast.repo.write.existing import ExistingChunks, WantedChunk, is_whole, read_base, read_bases
 from holdfast.repo.write.packing import Packer
 from holdfast.repo.write.transaction import Draft, ManifestPart, Transaction
 from holdfast.repo.write.writer import SaveResult
@@ -241,7 +241,7 @@ class Transfer:
                 self._known[step.ref.digest] = at
             else:
                 unknown.setdefault(step.ref.digest, step)
-        self._existing.read_packs((step.ref.digest, step.ref.size_bytes) for step in unknown.values())
+        self._existing.read_packs(WantedChunk(step.ref.digest, step.ref.size_bytes) for step in unknown.values())
         asked = [(step, self._existing.find(step.ref.digest, step.ref.size_bytes)) for step in unknown.values()]
         missing = []
         for (step, _), found in zip(asked, self._work(self._choose_intact, asked), strict=True):

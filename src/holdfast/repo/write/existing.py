@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from holdfast.digest import DIGEST_BYTES, Digest, fingerprint, hash_bytes
+from holdfast.digest import DIGEST_BYTES, Buffer, Digest, fingerprint, hash_bytes
 from holdfast.errors import Corrupt, NewerFormat, NotFound, StoreError
 from holdfast.objects.blocks import BlockPool
 from holdfast.objects.listing import BoundedStore, iter_objects
@@ -38,6 +38,21 @@ from holdfast.repo.read.reader import is_readable
 _KEPT_BLOCKS: Final = 8
 _BASE_CANDIDATES: Final = 8
 """How many of the newest records are tried as a base; records of deleted names are skipped."""
+
+
+class WantedChunk(NamedTuple):
+    """A chunk that a save needs, and that may be stored already."""
+
+    digest: Digest
+    size_bytes: int
+    data: memoryview | None = None
+    """Its bytes; None if they were not copied from the device that they are on."""
+
+    def equals(self, stored: Buffer) -> bool:
+        """Return whether stored bytes are this chunk: by comparison with its own, or by their digest."""
+        if self.data is None:
+            return hash_bytes(stored) == self.digest
+        return fingerprint(stored) == fingerprint(self.data)
 
 
 class ExistingChunks:
@@ -78,13 +93,13 @@ class ExistingChunks:
         chunk = self._read(location, memoryview(bytearray(location.stored_bytes)), size_bytes)
         return chunk if chunk is not None and hash_bytes(chunk.raw) == digest else None
 
-    def is_intact(self, location: Location, data: memoryview) -> bool:
-        """Read a copy and return whether it equals `data`; safe in any thread."""
+    def is_intact(self, location: Location, wanted: WantedChunk) -> bool:
+        """Read a copy and return whether it is the chunk that is wanted; safe in any thread."""
         # The version from before the read: if the pack changes during the read, the remembered version is outdated.
         packs = [(at, self._find_pack(at.pack_id)) for at in iter_places(location)]
         with self._blocks.lend() as block:
-            chunk = self._read(location, block, len(data))
-            is_same = chunk is not None and fingerprint(chunk.raw) == fingerprint(data)
+            chunk = self._read(location, block, wanted.size_bytes)
+            is_same = chunk is not None and wanted.equals(chunk.raw)
         for at, pack in packs:
             if is_same and pack:
                 self._proven.add(at, version=pack.version)
@@ -93,15 +108,15 @@ class ExistingChunks:
                 self.damaged_packs.add(at.pack_id)
         return is_same
 
-    def read_packs(self, wanted: Iterable[tuple[Digest, int]]) -> None:
-        """Ask at once for the packs that may contain chunks, given by digest and size; `iter_copies` then need not.
+    def read_packs(self, wanted: Iterable[WantedChunk]) -> None:
+        """Ask at once for the packs that may contain these chunks; `iter_copies` then need not.
 
         Does nothing on a store whose requests do not wait.
         """
         if count_requests_at_once(self._store) == 1:
             return
         packs: set[str] = set()
-        for digest, size_bytes in wanted:
+        for digest, size_bytes, _ in wanted:
             in_base = next((base for base, rows in self._bases if digest in rows), None)
             if in_base:
                 packs.update(in_base.packs)  # the following chunks are probably in the same base

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby, zip_longest
+from itertools import groupby, islice, zip_longest
 from time import perf_counter
 from typing import Final, NamedTuple
 
@@ -31,7 +31,7 @@ from holdfast.repo.handle.remembered import HINTED_BYTES, ChangeHints
 from holdfast.repo.read.read_plan import READ_COST_BYTES
 from holdfast.repo.stages import Stages
 from holdfast.repo.write.encoding import ChunkEncoder, Way
-from holdfast.repo.write.existing import ExistingChunks
+from holdfast.repo.write.existing import ExistingChunks, WantedChunk
 from holdfast.repo.write.packing import Packer
 
 _SMALL_BYTES: Final = 16 << 10
@@ -43,8 +43,9 @@ _STAGED_BUDGET_BYTES: Final = 64 << 20
 _BATCH_CHUNKS: Final = 1024
 """Most chunks in a batch; bounds the views, digests and references in memory."""
 _KEPT_BLOCKS: Final = 64
-_Candidate = tuple[Digest, memoryview, Sequence[Location]]
-"""A chunk, its bytes, and the locations of possible copies."""
+_Candidate = tuple[WantedChunk, Sequence[Location]]
+"""A chunk, and the locations of possible copies."""
+ReadChunk = Callable[[SourceChunk], memoryview]
 
 
 class HashedChunk(NamedTuple):
@@ -116,33 +117,42 @@ class Hasher:
         """Whether new chunks may be encoded."""
         return self.encoder is not None and not self.encoder.is_off
 
-    def iter_batches(self, chunks: Iterable[SourceChunk]) -> Iterator[HashedBatch]:
-        """Yield all chunks in order, in batches, while the next batches are read and hashed in the background."""
+    def iter_batches(self, chunks: Iterable[SourceChunk], read: ReadChunk | None = None) -> Iterator[HashedBatch]:
+        """Yield all chunks in order, in batches, while the next batches are read and hashed in the background.
+
+        With `read`, this function reads the chunks, instead of their sources.
+        """
+        read = read or _read
         batches = iter_groups(chunks, limit_bytes=self._batch_bytes, limit_count=_BATCH_CHUNKS)
         for is_small, alike in groupby(batches, _is_small):
             if is_small:
-                yield from map(self._hash_batch, alike)
+                yield from (self._hash_batch(batch, read) for batch in alike)
             else:
                 copies = self.encoder.copies if self.encoder else 1
                 sized = ((batch, copies * _count_bytes(batch)) for batch in alike)
-                yield from self.engine.iter_results(self._stage_or_hash, sized)
+                yield from self.engine.iter_results(partial(self._stage_or_hash, read=read), sized)
 
     def iter_digests(self, chunks: Iterable[SourceChunk]) -> Iterator[ChunkRef]:
-        """Yield a reference without location for every chunk; keeps no bytes."""
-        for batch in self.iter_batches(chunks):
-            yield from (ChunkRef(item.digest, item.data.nbytes, None) for item in batch.items)
+        """Yield a reference without location for every chunk; keeps no bytes, and reads none whose digest is known.
 
-    def _stage_or_hash(self, batch: Sequence[SourceChunk]) -> HashedBatch:
+        `chunks` are iterated over twice, at the same time.
+        """
+        unknown = (chunk for chunk in chunks if chunk.digest is None)
+        hashed = (item.digest for batch in self.iter_batches(unknown) for item in batch.items)
+        for _, _, start, stop, _, digest in chunks:
+            yield ChunkRef(digest or next(hashed), stop - start, None)
+
+    def _stage_or_hash(self, batch: Sequence[SourceChunk], read: ReadChunk) -> HashedBatch:
         if self.new_share < _STAGED_SHARE:
-            return self._hash_batch(batch)
+            return self._hash_batch(batch, read)
         if self.encoder is not None and self.encodes:
             ways = [self.encoder.choose(chunk.stop - chunk.start, chunk.source.item_bytes) for chunk in batch]
             if any(ways):
-                return self._hash_batch(batch, ways)
+                return self._hash_batch(batch, read, ways)
         least = self._staged_bytes
         if least is None or _count_bytes(batch) < least:
-            return self._hash_batch(batch)
-        return self._stage_batch(batch)
+            return self._hash_batch(batch, read)
+        return self._stage_batch(batch, read)
 
     def encode_new(self, items: Sequence[HashedChunk]) -> list[HashedChunk]:
         """Return chunks that turned out to be new; those that were not encoded yet are encoded now, on all cores."""
@@ -170,13 +180,15 @@ class Hasher:
             raise _make_changed(item)
         return item._replace(encoded=encoded, encoded_print=fingerprint(encoded), base=base)
 
-    def _hash_batch(self, batch: Sequence[SourceChunk], ways: Sequence[Way | None] = ()) -> HashedBatch:
+    def _hash_batch(
+        self, batch: Sequence[SourceChunk], read: ReadChunk, ways: Sequence[Way | None] = ()
+    ) -> HashedBatch:
         """Hash chunks, and encode each in its way, if there are ways, while it is in the CPU cache."""
         seconds = 0.0
         items = []
         for chunk, way in zip_longest(batch, ways):
             started = perf_counter()
-            data = _read(chunk)
+            data = read(chunk)
             before = fingerprint(data) if self.new_share else None
             item = HashedChunk(chunk, data, self._hash(chunk, data), before)
             seconds += perf_counter() - started
@@ -184,7 +196,7 @@ class Hasher:
         self._stages.add("hash", seconds, _count_bytes(batch))
         return HashedBatch(items)
 
-    def _stage_batch(self, batch: Sequence[SourceChunk]) -> HashedBatch:
+    def _stage_batch(self, batch: Sequence[SourceChunk], read: ReadChunk) -> HashedBatch:
         """Copy chunks into a block that can be written as it is, and hash each copy while it is in the CPU cache."""
         started = perf_counter()
         memory = self._blocks.take()
@@ -192,7 +204,7 @@ class Hasher:
         last: SourceChunk | None = None
         items = []
         for chunk in batch:
-            data = _read(chunk)
+            data = read(chunk)
             if len(data) <= INLINE_BYTES:
                 data = memoryview(bytes(data))
             else:
@@ -201,7 +213,7 @@ class Hasher:
                 end, last = start + len(data), chunk
                 if end > len(memory):
                     self._blocks.put_back(memory)
-                    return self._hash_batch(batch)
+                    return self._hash_batch(batch, read)
                 copy_bytes(memory[start:end], data)
                 data = memory[start:end]
             items.append(HashedChunk(chunk, data, self._hash(chunk, data), fingerprint(data), is_ours=True))
@@ -209,6 +221,14 @@ class Hasher:
         return HashedBatch(items, LentBlock(memory[:end], partial(self._blocks.put_back, memory)))
 
     def _hash(self, chunk: SourceChunk, data: memoryview) -> Digest:
+        if chunk.digest is not None:
+            # A digest that a device computed must not name bytes: a device that computes wrong ones is noticed here.
+            if hash_bytes(data) != chunk.digest:
+                raise SourceChanged(
+                    f"{chunk.source.name!r} changed while it was being saved, or its device computes wrong digests;"
+                    " nothing was committed. Save when no other code writes to it, and run `holdfast doctor --devices`"
+                )
+            return chunk.digest
         if self._hints and len(data) >= HINTED_BYTES:
             return self._hints.hash(chunk.source.name, chunk.start, data)
         return hash_bytes(data)
@@ -239,29 +259,75 @@ class Filler:
 
     def fill(self, chunks: Iterable[SourceChunk], progress: Progress) -> ChunkRows:
         """Write the chunks that the store lacks, and return a reference for every chunk."""
+        return self._rewrite_lost(chunks, self._fill(chunks, progress))
+
+    def fill_digested(
+        self,
+        chunks: Iterable[SourceChunk],
+        progress: Progress,
+        note_missing: Callable[[Sequence[SourceChunk]], None] | None = None,
+    ) -> ChunkRows:
+        """Fill with chunks of which some have a digest: of these, only the ones that the store lacks are read.
+
+        `note_missing` is called with those before any chunk is read. No other chunk with a digest will be read from its
+        source, unless its stored copy turns out to be damaged.
+        """
+        missing = self._find_missing(chunk for chunk in chunks if chunk.digest is not None)
+        if note_missing is not None:
+            note_missing(list(missing.values()))
+        places = {(chunk.position, chunk.start) for chunk in missing.values()}
+
+        def is_read(chunk: SourceChunk) -> bool:
+            return chunk.digest is None or (chunk.position, chunk.start) in places
+
+        progress.advance(sum([chunk.stop - chunk.start for chunk in chunks if not is_read(chunk)]))
+        read = iter(self._fill((chunk for chunk in chunks if is_read(chunk)), progress))
+        refs = ChunkRows()
+        refs.extend(next(read) if is_read(chunk) else self._refer(chunk) for chunk in chunks)
+        return self._rewrite_lost(chunks, refs)
+
+    def _fill(self, chunks: Iterable[SourceChunk], progress: Progress) -> ChunkRows:
         refs = ChunkRows()
         self._hasher.new_share = float(self._existing.is_empty)
         for batch in self._hasher.iter_batches(chunks):
             self._packer.keep_alive()
+            packed = (item for item in batch.items if len(item.data) > INLINE_BYTES)
+            wanted = [WantedChunk(digest, len(data), data) for _, data, digest, *_ in packed]
             with self._stages.time("look up"):
-                self._note_known(batch.items, self._find_reusable(batch.items))
+                self._note_known(wanted, self._find_reusable(wanted))
             before, size_bytes = self.new_bytes, batch.size_bytes
             refs.extend(self._write(batch))
             self._hasher.new_share = (self.new_bytes - before) / size_bytes if size_bytes else 0.0
             progress.advance(size_bytes)
-        return self._rewrite_lost(chunks, refs)
+        return refs
+
+    def _find_missing(self, digested: Iterator[SourceChunk]) -> dict[Digest, SourceChunk]:
+        """Look chunks up by their digests, and return those that have to be written, each once."""
+        unknown: dict[Digest, SourceChunk] = {}
+        while batch := list(islice(digested, _BATCH_CHUNKS)):
+            self._packer.keep_alive()
+            for chunk in batch:
+                if chunk.digest:
+                    unknown.setdefault(chunk.digest, chunk)
+            wanted = [WantedChunk(chunk.digest, chunk.stop - chunk.start) for chunk in batch if chunk.digest]
+            with self._stages.time("look up"):
+                self._note_known(wanted, self._find_reusable(wanted))
+        self._note_damage()
+        for digest in self.lost:
+            del self._known[digest]
+        self.lost.clear()
+        return {digest: chunk for digest, chunk in unknown.items() if digest not in self._known}
+
+    def _refer(self, chunk: SourceChunk) -> ChunkRef:
+        assert chunk.digest is not None, "a chunk without a digest is read"
+        return ChunkRef(chunk.digest, chunk.stop - chunk.start, self._known[chunk.digest])
 
     def _rewrite_lost(self, chunks: Iterable[SourceChunk], refs: ChunkRows) -> ChunkRows:
         """Read every reused chunk in packs that were found damaged, and rewrite the damaged ones among `chunks`.
 
         Damaged chunks of earlier calls to `fill` stay in `lost`.
         """
-        damaged, self._existing.damaged_packs = self._existing.damaged_packs, set()
-        if damaged:
-            # Damage is seldom a single chunk. Others of the same pack may have been reused without being read.
-            for digest, at in self._known.items():
-                if any(place.pack_id in damaged for place in iter_places(at)) and not self._is_copy(digest, at):
-                    self.lost.add(digest)
+        self._note_damage()
         if not self.lost:
             return refs
         found = {ref.digest: (chunk, ref) for chunk, ref in zip(chunks, refs, strict=True) if ref.digest in self.lost}
@@ -270,28 +336,50 @@ class Filler:
         renewed.extend(moved.get(ref.digest, ref) for ref in refs)
         return renewed
 
-    def _note_known(self, items: Iterable[HashedChunk], found: Mapping[Digest, Location]) -> None:
+    def _note_damage(self) -> None:
+        """Add the chunks to `lost` whose copies are damaged, in packs of which at least one copy was."""
+        damaged, self._existing.damaged_packs = self._existing.damaged_packs, set()
+        if not damaged:
+            return
+        # Damage is seldom a single chunk. Others of the same pack may have been reused without being read.
+        for digest, at in self._known.items():
+            if any(place.pack_id in damaged for place in iter_places(at)) and not self._is_copy(digest, at):
+                self.lost.add(digest)
+
+    def _note_known(self, chunks: Iterable[WantedChunk], found: Mapping[Digest, Location]) -> None:
         self._known.update(found)
-        for item in items if any(at.codec != RAW for at in found.values()) else ():
-            if item.digest in found and found[item.digest].codec != RAW:
-                self._encoded_sizes[item.digest] = len(item.data)
+        for digest, size_bytes, _ in chunks if any(at.codec != RAW for at in found.values()) else ():
+            if digest in found and found[digest].codec != RAW:
+                self._encoded_sizes[digest] = size_bytes
 
     def _is_copy(self, digest: Digest, at: Location) -> bool:
         return self._existing.is_copy(at, digest, self._encoded_sizes.get(digest, at.stored_bytes))
 
     def rewrite(self, chunks: Sequence[SourceChunk], expected: Sequence[ChunkRef]) -> list[ChunkRef]:
-        """Write chunks again whose stored copies must not be reused, even if the store has other copies."""
+        """Write chunks again whose stored copies must not be reused, even if the store has other copies.
+
+        Chunks that were looked up by their digests are read from these copies: their bytes may not be in host memory,
+        or no longer anywhere else. That is safe: a collector that has marked a copy waits for the lease of this save.
+        """
         if self._hasher.encoder is not None:
             self._hasher.encoder.deltas = None  # the bases may be what must not be used
         for ref in expected:
             self._known.pop(ref.digest, None)
             self.lost.discard(ref.digest)
         refs: list[ChunkRef] = []
-        for batch in self._hasher.iter_batches(chunks):
+        copies = {ref.digest: ref.location for ref in expected if ref.location}
+        for batch in self._hasher.iter_batches(chunks, partial(self._read_again, copies)):
             refs += self._write(batch)
         if [ref.digest for ref in refs] != [ref.digest for ref in expected]:
             raise SourceChanged("the data changed while it was being saved; nothing was committed. Save again")
         return refs
+
+    def _read_again(self, copies: Mapping[Digest, Location], chunk: SourceChunk) -> memoryview:
+        if chunk.digest is not None and (at := copies.get(chunk.digest)):
+            copy = self._existing.read_copy(at, chunk.digest, chunk.stop - chunk.start)
+            if copy is not None:
+                return memoryview(copy.raw)
+        return _read(chunk)
 
     def _write(self, batch: HashedBatch) -> list[ChunkRef]:
         """Append the chunks that have no location yet, each once, and return a reference for every chunk."""
@@ -330,7 +418,7 @@ class Filler:
                 raise _make_changed(item)
             self.stored_bytes += location.stored_bytes
             known[item.digest] = location._replace(base=item.base) if item.base else location
-        self._note_known(items, known)
+        self._note_known((WantedChunk(item.digest, len(item.data)) for item in items), known)
         self._last = items[-1].chunk
         self.new_bytes += size_bytes
 
@@ -351,46 +439,43 @@ class Filler:
             last = chunk
         return chunks
 
-    def _find_reusable(self, batch: Sequence[HashedChunk]) -> dict[Digest, Location]:
+    def _find_reusable(self, batch: Sequence[WantedChunk]) -> dict[Digest, Location]:
         """Return the locations of intact copies, for chunks that have no location yet."""
         if self._existing.is_empty:
             return {}
-        self._existing.read_packs(
-            (digest, len(data))
-            for _, data, digest, *_ in batch
-            if len(data) > INLINE_BYTES and digest not in self._known
-        )
+        batch = [wanted for wanted in batch if wanted.digest not in self._known]
+        self._existing.read_packs(batch)
         sure: dict[Digest, Location] = {}
         doubtful: dict[Digest, _Candidate] = {}
-        for item in batch:
-            digest, size = item.digest, item.data.nbytes
-            if size <= INLINE_BYTES or digest in self._known or digest in sure or digest in doubtful:
+        for wanted in batch:
+            digest = wanted.digest
+            if digest in sure or digest in doubtful:
                 continue
             candidates = []
-            for at in self._existing.iter_copies(digest, size):
+            for at in self._existing.iter_copies(digest, wanted.size_bytes):
                 if not self._verify_reuse or self._existing.is_proven(at):
                     sure[digest] = at
                     break
                 candidates.append(at)
             else:
                 if candidates:
-                    doubtful[digest] = (digest, item.data, candidates)
+                    doubtful[digest] = (wanted, candidates)
         for found in self._hasher.engine.iter_results(self._read_intact, _group_candidates(doubtful.values())):
             sure.update(found)
         return sure
 
-    def _read_intact(self, wanted: Sequence[_Candidate]) -> dict[Digest, Location]:
+    def _read_intact(self, doubtful: Sequence[_Candidate]) -> dict[Digest, Location]:
         """Read copies until one of each chunk is intact, and return where; safe in any thread."""
         found = {}
-        for digest, data, candidates in wanted:
-            intact = next((at for at in candidates if self._existing.is_intact(at, data)), None)
+        for wanted, candidates in doubtful:
+            intact = next((at for at in candidates if self._existing.is_intact(at, wanted)), None)
             if intact:
-                found[digest] = intact
+                found[wanted.digest] = intact
         return found
 
 
 def _read(chunk: SourceChunk) -> memoryview:
-    source, _, start, stop, _ = chunk
+    source, _, start, stop, _, _ = chunk
     data = source.read(start, stop).cast("B")
     if len(data) != stop - start:
         raise SourceChanged(f"{source.name!r} returned {len(data)} bytes instead of {stop - start}: did it shrink?")
@@ -399,7 +484,7 @@ def _read(chunk: SourceChunk) -> memoryview:
 
 def _choose_alignment(chunk: SourceChunk, last: SourceChunk | None) -> int:
     """Return a chunk's alignment in a pack: 1 if it continues `last` in its source, otherwise that of a new run."""
-    source, position, start, stop, begins_run = chunk
+    source, position, start, stop, begins_run, _ = chunk
     if begins_run:
         return choose_alignment(stop - start)
     if last and last.position == position and last.stop == start:
@@ -413,7 +498,7 @@ def _group_candidates(doubtful: Iterable[_Candidate]) -> Iterator[tuple[list[_Ca
     size = 0
     for candidate in doubtful:
         group.append(candidate)
-        size += candidate[1].nbytes + READ_COST_BYTES
+        size += candidate[0].size_bytes + READ_COST_BYTES
         if size >= CHUNK_BYTES:
             yield group, size
             group, size = [], 0
@@ -422,7 +507,7 @@ def _group_candidates(doubtful: Iterable[_Candidate]) -> Iterator[tuple[list[_Ca
 
 
 def _count_bytes(batch: Sequence[SourceChunk]) -> int:
-    return sum([stop - start for _, _, start, stop, _ in batch])
+    return sum([stop - start for _, _, start, stop, _, _ in batch])
 
 
 def _is_small(batch: Sequence[SourceChunk]) -> bool:

@@ -17,7 +17,7 @@ from holdfast.repo.format.chunk import ChunkRef
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import PartRef, lease_stem
 from holdfast.repo.format.manifest import Manifest
-from holdfast.repo.format.source import Source, cut_sources
+from holdfast.repo.format.source import Source, SourceChunks, cut_sources
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.generations import list_generations
 from holdfast.repo.names.leases import delete_lease
@@ -37,6 +37,8 @@ class PlacedSource(NamedTuple):
 
 MakeSources = Callable[[], Sequence[PlacedSource]]
 """Creates some of the sources; MUST return the same bytes if it is called again."""
+FindDigests = Callable[[Sequence[Source]], Mapping[int, Sequence[Digest | None]]]
+"""Returns the digests of the sources that are on devices, as in `Request.digests`."""
 
 
 class WrittenPart(NamedTuple):
@@ -48,7 +50,18 @@ class WrittenPart(NamedTuple):
     new_bytes: int
 
 
-def write_part(repo: Repository, name: str, groups: Sequence[MakeSources], *, purpose: str) -> WrittenPart:
+def _find_no_digests(_: object) -> dict[int, Sequence[Digest | None]]:
+    return {}
+
+
+def write_part(
+    repo: Repository,
+    name: str,
+    groups: Sequence[MakeSources],
+    *,
+    purpose: str,
+    find_digests: FindDigests = _find_no_digests,
+) -> WrittenPart:
     """Write all sources, a group at a time, and their manifest; none of it is visible before the commit."""
     with (
         Ahead(repo.store, partial(_read_bases, repo, name)) as bases,
@@ -59,7 +72,7 @@ def write_part(repo: Repository, name: str, groups: Sequence[MakeSources], *, pu
         # collector that marks a chunk later waits for them.
         existing = ExistingChunks(repo, bases.result(), avoid=transaction.avoid)
         filler = Filler(hasher, existing, transaction.packer, repo.counters.stages, verify_reuse=True)
-        part = _Part(groups, filler)
+        part = _Part(groups, filler, find_digests)
         # Each group is created, written and dropped before the next, so the memory of one group suffices.
         ref = transaction.write_part(part.write, rewrite=part.rewrite)
         return WrittenPart(ref, transaction.lease_id, filler.new_bytes)
@@ -90,9 +103,10 @@ class _Group(NamedTuple):
 class _Part:
     """Writes the groups of one part, and chunks of them again; used by one thread."""
 
-    def __init__(self, groups: Sequence[MakeSources], filler: Filler) -> None:
+    def __init__(self, groups: Sequence[MakeSources], filler: Filler, find_digests: FindDigests) -> None:
         self._groups = groups
         self._filler = filler
+        self._find_digests = find_digests
         self._digests: list[list[Digest]] = []
         """The digests of the chunks of each group. Only they are kept, to find the group of a chunk to rewrite."""
 
@@ -107,8 +121,11 @@ class _Part:
 
     def _write_group(self, make: MakeSources) -> _Group:
         placed = make()
-        pieces = cut_sources([each.source for each in placed])
-        refs = list(self._filler.fill(pieces, Silent()))
+        sources = [each.source for each in placed]
+        digests = self._find_digests(sources)
+        pieces = list(SourceChunks(sources, digests=digests))
+        fill = self._filler.fill_digested if digests else self._filler.fill
+        refs = list(fill(pieces, Silent()))
         self._digests.append([ref.digest for ref in refs])
         heads = [(source.name, source.spec, source.note, place) for source, place in placed]
         return _Group(heads, [piece.position for piece in pieces], refs)

@@ -163,6 +163,11 @@ class Request:
     """How new chunks are stored; "default": as the repository was opened."""
     delta: DeltaChoice | None = None
     """Whether new chunks are stored as deltas on the base; None: as the repository was opened."""
+    digests: Mapping[int, Sequence[Digest | None]] = field(default_factory=dict)
+    """By position in `sources`: the digest of each chunk, computed on the device that has the bytes; None for a chunk
+    that has to be read. Of the others, only those that the store lacks are read, and hashed again."""
+    note_missing: Callable[[Sequence[SourceChunk]], None] | None = None
+    """Called once, under the lease of the save, with the chunks that have a digest and will be read."""
     watch: Callable[[Sequence[Entry]], None] | None = None
     """Called with the entries of this process when all their bytes have been read, perhaps more than once. The entries
     are valid during the call."""
@@ -234,8 +239,8 @@ class _Saving:
         self._is_in_use, self._next_generation = state
 
     def _prepare(self) -> None:
-        self._request = _verify_request(self._request)
-        self._chunks = SourceChunks(self._request.sources, self._request.runs, self._request.repeats)
+        request = self._request = _verify_request(self._request)
+        self._chunks = SourceChunks(request.sources, request.runs, request.repeats, request.digests)
         self._own_bytes = sum([source.size_bytes for source in self._request.sources])
 
     def _read_state(self) -> tuple[bool, int]:
@@ -314,7 +319,7 @@ class _Saving:
                 refs: list[ChunkRows] = []
 
                 def write() -> list[ManifestPart]:
-                    refs[:] = [filler().fill(self._chunks, self._progress)]
+                    refs[:] = [self._fill(filler())]
                     self._progress.advance(sum(request.sources[position].size_bytes for position in request.repeats))
                     return [ManifestPart(request.spec, _build_entries(request, refs[0]), self._since_whole)]
 
@@ -330,6 +335,12 @@ class _Saving:
         new, reused, stored = self._add_up(filler())
         sizes = (snapshot.logical_bytes, new, reused, 0.0)
         return SaveResult(request.name, snapshot.digest, snapshot.generation, *sizes, stored_bytes=stored)
+
+    def _fill(self, filler: Filler) -> ChunkRows:
+        request = self._request
+        if not request.digests:
+            return filler.fill(self._chunks, self._progress)
+        return filler.fill_digested(self._chunks, self._progress, request.note_missing)
 
     def _add_up(self, filler: Filler) -> tuple[int, int, int]:
         """Return the bytes that all ranks wrote, reused and stored; only this rank's, if not all ranks answer."""

@@ -22,6 +22,7 @@ from holdfast.repo.handle.repository import Repository
 from holdfast.repo.write.writer import Request, SaveResult, save
 from holdfast.snapshot.gc_pause import is_small, pause_gc
 from holdfast.snapshot.leaves import LeafWriter
+from holdfast.snapshot.save.device_digests import add_digests
 from holdfast.snapshot.stateful import expand
 from holdfast.tensors.sharding.shard_source import ShardSource
 from holdfast.tensors.sharding.sharded import LocalLeaf
@@ -121,7 +122,7 @@ def save_tree(
 def _save_request(repo: Repository, request: Request, pause: ExitStack, progress: Progress | None) -> SaveResult:
     if not is_small(sum([source.size_bytes for source in request.sources]), len(request.sources)):
         pause.close()
-    return save(repo, request, progress=progress)
+    return save(repo, add_digests(request), progress=progress)
 
 
 def make_environment(options: SaveOptions) -> dict[str, Json]:

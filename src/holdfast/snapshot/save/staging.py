@@ -1,4 +1,4 @@
-"""Saving in the background: copy the state into memory that the saver owns, then write it from a thread."""
+"""Saving in the background: copy what has to be written into memory that the saver owns, then write from a thread."""
 
 from __future__ import annotations
 
@@ -7,210 +7,28 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import ge
 from typing import Final, Literal, Protocol
 
-import numpy as np
-import torch
-
-from holdfast.errors import SourceChanged, StoreError
-from holdfast.json_text import Json
-from holdfast.objects.blocks import copy_bytes
+from holdfast.errors import StoreError
 from holdfast.objects.thread_pool import BackgroundThread
 from holdfast.progress import Progress, Silent
-from holdfast.repo.engine import Engine, count_cores
-from holdfast.repo.format.chunk import UNIT_BYTES
-from holdfast.repo.format.source import Source, SourceChunk, cut_sources, group_chunks
+from holdfast.repo.format.source import SourceChunk, SourceChunks
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import read_name
 from holdfast.repo.write.writer import Request, SaveResult, save
-from holdfast.tensors.build import CPU
-from holdfast.tensors.memory import new_memory, view_bytes
+from holdfast.snapshot.save.copies import Queue, Slabs
+from holdfast.snapshot.save.device_digests import add_digests
 from holdfast.texts import format_bytes
 
 Staging = Literal["full", "budget"]
-_ALIGNMENT: Final = 64
-_SLAB_BYTES: Final = 8 << 20
-_RECHECK_S: Final = 1.0
-"""How often a waiting thread checks again, in case a notification was lost."""
-_Memory = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
-
-
-@dataclass(frozen=True, slots=True)
-class StagedSource:
-    """A source whose bytes were copied, so that the original may change."""
-
-    name: str
-    size_bytes: int
-    spec: Json
-    note: Json
-    alias: int
-    cuts: Sequence[int]
-    item_bytes: int
-    fetch: Callable[[int, int], memoryview]
-
-    def read(self, start: int, stop: int) -> memoryview:
-        """Return the bytes as they were when they were staged."""
-        return self.fetch(start, stop)
-
-
-def _stage(source: Source, fetch: Callable[[int, int], memoryview]) -> StagedSource:
-    traits = (source.spec, source.note, source.alias, source.cuts, source.item_bytes)
-    return StagedSource(source.name, source.size_bytes, *traits, fetch)
-
-
-class Slabs:
-    """The memory for full copies, kept from one save to the next. Used by one save at a time."""
-
-    def __init__(self) -> None:
-        self._memory: list[torch.Tensor] = []
-
-    def free(self) -> None:
-        """Release the memory."""
-        self._memory.clear()
-
-    def copy(self, sources: Sequence[Source]) -> list[StagedSource]:
-        """Copy all sources."""
-        targets = self._lay_out([source.size_bytes for source in sources])
-
-        def copy_batch(batch: Sequence[SourceChunk]) -> None:
-            for piece in batch:
-                data = piece.source.read(piece.start, piece.stop)
-                copy_bytes(targets[piece.position][piece.start : piece.stop], data.cast("B"))
-
-        # Copies in progress need no memory besides the slabs.
-        with Engine("holdfast-copy", budget_bytes=count_cores() * UNIT_BYTES, waits=False) as engine:
-            engine.run(copy_batch, ((batch, 0) for batch in group_chunks(_cut_units(sources), limit_bytes=UNIT_BYTES)))
-        return [_stage(source, partial(_view, target)) for source, target in zip(sources, targets, strict=True)]
-
-    def _lay_out(self, sizes: Sequence[int]) -> list[memoryview]:
-        """Return memory for each size, reusing the slabs of the last save if they are large enough.
-
-        A large source has a slab of its own, and small ones share one: allocations of such sizes are often served from
-        memory that tensors have freed. A single slab for everything would be new pages each time.
-        """
-        starts, ends = [], [0]
-        for size in sizes:
-            if ends[-1] >= _SLAB_BYTES:
-                ends.append(0)
-            starts.append((len(ends) - 1, ends[-1]))
-            ends[-1] += -(-size // _ALIGNMENT) * _ALIGNMENT
-        is_enough = len(self._memory) >= len(ends) and all(map(ge, (slab.numel() for slab in self._memory), ends))
-        if not is_enough:
-            self._memory.clear()  # before the new ones: both at once may be too much
-            self._memory = [new_memory(end, CPU) for end in ends]
-        views = [view_bytes(slab) for slab in self._memory]
-        return [views[slab][at : at + size] for (slab, at), size in zip(starts, sizes, strict=True)]
-
-
-def _cut_units(sources: Sequence[Source]) -> list[SourceChunk]:
-    """Cut sources into units that are worth a thread's work; copying need not respect the boundaries of chunks."""
-    return [
-        SourceChunk(source, position, start, min(start + UNIT_BYTES, source.size_bytes))
-        for position, source in enumerate(sources)
-        for start in range(0, source.size_bytes, UNIT_BYTES)
-    ]
-
-
-def _view(target: memoryview, start: int, stop: int) -> memoryview:
-    return target[start:stop]
-
-
-class Queue:
-    """Passes pieces from the caller to the writing thread, at most a budget of them at a time.
-
-    If memory runs out, a notification between the two may be lost, so both check again every second.
-    """
-
-    def __init__(self, budget_bytes: int) -> None:
-        """Keep at most `budget_bytes`, or one piece."""
-        self._budget = budget_bytes
-        self._buffers: list[tuple[weakref.ref[_Memory], int]] = []
-        """Weak references to the filled memory, with its size; some of it has been freed."""
-        self._pieces: dict[tuple[int, int], memoryview] = {}
-        self._taken: set[tuple[int, int]] = set()
-        # A Condition's default lock is acquired in Python code, which may fail to release it when memory runs out.
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._room = threading.Lock()
-        """Released when memory was freed since the caller last checked."""
-        self._error: BaseException | None = None
-        self._is_over = False
-
-    def stage(self, sources: Sequence[Source]) -> list[StagedSource]:
-        """Return replacements for the sources; reading one waits until its piece has been copied."""
-        return [_stage(source, partial(self._take, source.name, position)) for position, source in enumerate(sources)]
-
-    def fill(self, sources: Sequence[Source], *, is_wanted: Callable[[], bool] = lambda: True) -> None:
-        """Copy all pieces in order, waiting while the budget is used up; returns when the last one is copied.
-
-        Returns early if the save has ended: `is_wanted` is called every second.
-        """
-        try:
-            for piece in cut_sources(sources):
-                while not self._is_over and not self._has_room(piece.stop - piece.start):
-                    if not self._room.acquire(timeout=_RECHECK_S) and not is_wanted():
-                        return
-                if self._is_over:
-                    return
-                self._put(piece)
-        except BaseException as error:
-            self._error = error  # first: to wake the others up may fail
-            with self._lock:
-                self._changed.notify_all()
-            raise
-
-    def _put(self, piece: SourceChunk) -> None:
-        # An array, because every view keeps it alive: when it is freed, the piece has been written or was already
-        # present.
-        memory = np.empty(piece.stop - piece.start, dtype=np.uint8)
-        self._buffers.append((weakref.ref(memory, self._note_room), memory.nbytes))
-        copy = memory.data
-        copy_bytes(copy, piece.source.read(piece.start, piece.stop).cast("B"))
-        with self._lock:
-            self._pieces[piece.position, piece.start] = copy
-            self._changed.notify_all()
-
-    def _has_room(self, size_bytes: int) -> bool:
-        self._buffers = [(memory, size) for memory, size in self._buffers if memory() is not None]
-        buffered_bytes = self.count_buffered_bytes()
-        return not buffered_bytes or buffered_bytes + size_bytes <= self._budget
-
-    def count_buffered_bytes(self) -> int:
-        """Return the number of bytes of pieces that are still referenced."""
-        return sum([size for memory, size in self._buffers if memory() is not None])
-
-    def _note_room(self, _: object) -> None:
-        # Runs in any thread that drops the last view, and that thread may have acquired the lock.
-        with suppress(RuntimeError):  # it is free already
-            self._room.release()
-
-    def _take(self, name: str, position: int, start: int, stop: int) -> memoryview:
-        key = (position, start)
-        with self._lock:
-            while not (self._error or self._is_over or key in self._pieces or key in self._taken):
-                self._changed.wait(_RECHECK_S)
-            if key in self._taken:
-                raise SourceChanged(
-                    f"{name!r}: bytes {start} to {stop} are needed again, and staging='budget' has released them;"
-                    " nothing was committed. Save again, or with staging='full'"
-                )
-            if self._error is not None or self._is_over:
-                raise SourceChanged(f"{name!r}: it was not copied completely: {self._error or 'the save ended first'}")
-            self._taken.add(key)
-            return self._pieces.pop(key)
-
-    def end(self) -> None:
-        """Stop all waiting: the writing thread has ended or failed."""
-        self._is_over = True  # first: to wake the others up may fail
-        self._note_room(None)
-        with self._lock:
-            self._pieces.clear()
-            self._changed.notify_all()
+_NEW_SHARE: Final = 0.5
+"""A save of which a larger share was new is mostly new."""
+_NEW_SAVES: Final = 2
+"""After so many saves in a row that were mostly new, tensors of devices are copied without being looked up first."""
 
 
 @dataclass(slots=True)
@@ -277,6 +95,10 @@ class SaveHandle:
         """Return whether the save has ended, successfully or not."""
         return self._thread is None or not self._thread.is_alive()
 
+    def _is_under_way(self) -> bool:
+        """Return whether the save has not ended."""
+        return not self.done()
+
     def progress(self) -> tuple[int, int]:
         """Return how many bytes are done, and the total."""
         return self._meter.done_bytes, self._meter.total_bytes
@@ -302,6 +124,15 @@ class SaveHandle:
             if self._thread.is_alive():
                 raise TimeoutError(f"saving {self.name!r} is still under way after {timeout_s} s")
 
+    @contextmanager
+    def _raising(self) -> Iterator[None]:
+        """Note that an error in the `with` is raised to the caller, so that the thread's own need not be reported."""
+        try:
+            yield
+        except BaseException:
+            self._is_error_raised = True
+            raise
+
     def _run(self, repo: Repository, request: Request) -> None:
         try:
             self._result = (self._write or save)(repo, request, progress=self._meter)
@@ -320,6 +151,8 @@ class AsyncSaver:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._is_awaited = False
+        self._new_saves = 0
+        """How many saves in a row were mostly new, the last one included."""
 
     def start(
         self,
@@ -337,7 +170,10 @@ class AsyncSaver:
         with self._lock:
             self._wait()
             handle = SaveHandle(request.name, _write=write, _meter=_Meter(other=progress or Silent()))
-            if staging == "full":
+            request = add_digests(request) if self._new_saves < _NEW_SAVES else replace(request, digests={})
+            if staging == "full" and request.digests:
+                self._copy_missing(handle, repo, request)
+            elif staging == "full":
                 self._launch(handle, repo, replace(request, sources=self._slabs.copy(request.sources)))
             elif _needs_two_passes(repo, request):
                 self._current = handle
@@ -374,19 +210,29 @@ class AsyncSaver:
         if not handle._is_error_raised:
             handle.wait()
 
+    def _copy_missing(self, handle: SaveHandle, repo: Repository, request: Request) -> None:
+        """Copy what is not on a device, then those chunks of devices that the save, which has begun, does not find."""
+        queue = Queue(None)
+        queue.add(early := _list_read(request), self._slabs.copy_chunks(early))
+        self._launch(handle, repo, request, queue)
+        with queue.failing(), handle._raising():
+            missing = queue.wait_for_missing(handle._is_under_way)
+            # The sources of these chunks are the staged ones, which would wait for what is copied here.
+            queue.add_last([chunk._replace(source=request.sources[chunk.position]) for chunk in missing])
+
     def _stream(self, handle: SaveHandle, repo: Repository, request: Request) -> None:
         """Copy piece by piece while another thread writes; returns when the last piece is copied."""
         queue = Queue(repo.budget_bytes // 2)
-        handle._meter.on_end = queue.end
-        self._launch(handle, repo, replace(request, sources=queue.stage(request.sources)))
-        try:
-            queue.fill(request.sources, is_wanted=lambda: not handle.done())
-        except BaseException:
-            # The error is raised to the caller now, so the thread's own error need not be reported.
-            handle._is_error_raised = True
-            raise
+        self._launch(handle, repo, request, queue)
+        with queue.failing(), handle._raising():
+            missing = queue.wait_for_missing(handle._is_under_way) if request.digests else ()
+            queue.fill(_list_read(request, missing), is_wanted=handle._is_under_way)
 
-    def _launch(self, handle: SaveHandle, repo: Repository, request: Request) -> None:
+    def _launch(self, handle: SaveHandle, repo: Repository, request: Request, queue: Queue | None = None) -> None:
+        """Start to write in a thread; with a queue, the pieces that it passes on."""
+        if queue is not None:
+            handle._meter.on_end = queue.end
+            request = replace(request, sources=queue.stage(request.sources), note_missing=queue.note_missing)
         self._await_at_exit()
         name = f"holdfast-save {handle.name}"
         handle._thread = BackgroundThread(partial(self._run, handle, repo, request), name)
@@ -400,6 +246,10 @@ class AsyncSaver:
     def _run(self, handle: SaveHandle, repo: Repository, request: Request) -> None:
         # A bound method, so that the thread keeps this object alive until the interpreter exits.
         handle._run(repo, request)
+        result = handle._result
+        if result is not None and not result.existed:
+            is_new = result.new_bytes > _NEW_SHARE * (result.new_bytes + result.reused_bytes)
+            self._new_saves = self._new_saves + 1 if is_new else 0
 
     def _await_at_exit(self) -> None:
         if self._is_awaited:
@@ -425,6 +275,13 @@ def _finish(saver: weakref.ref[AsyncSaver]) -> None:
     found = saver()
     if found is not None:
         found.finish()
+
+
+def _list_read(request: Request, missing: Sequence[SourceChunk] = ()) -> list[SourceChunk]:
+    """Return the chunks without a digest, which have to be read in any case, and those in `missing`, in order."""
+    places = {(chunk.position, chunk.start) for chunk in missing}
+    chunks = SourceChunks(request.sources, request.runs, request.repeats, request.digests)
+    return [chunk for chunk in chunks if chunk.digest is None or (chunk.position, chunk.start) in places]
 
 
 def _needs_two_passes(repo: Repository, request: Request) -> bool:

@@ -12,6 +12,7 @@ import torch
 from holdfast.json_text import Json
 from holdfast.repo.format.boxes import Box, Coordinates, cut_rows, relative, slices, volume
 from holdfast.repo.format.source import Source
+from holdfast.tensors.device_copy import copy_to_host
 from holdfast.tensors.dtypes import number_bytes
 from holdfast.tensors.memory import view_bytes, view_memory, view_raw, view_storage
 from holdfast.tensors.sharding.sharded import LocalBox, LocalLeaf
@@ -50,13 +51,19 @@ class ShardSource:
         """Return the bytes from `start` to `stop`: a view of a piece's memory if they are contiguous, or a copy."""
         return _read_across(self.cuts, start, stop, lambda number, low, high: self._read_chunk(number)[low:high])
 
-    def _read_chunk(self, number: int) -> memoryview:
+    def view_chunk(self, number: int) -> torch.Tensor:
+        """Return a chunk as a part of the piece that contains it, without a copy if possible."""
         box, piece = self.boxes[number], self.homes[number]
         part = piece.tensor.detach()[slices(relative(box, piece.box.starts))]
         # The memory of a conjugated or negated view does not have the values of the view.
-        part = part.resolve_conj().resolve_neg()
-        if not (part.is_cpu and part.is_contiguous()):
-            part = view_raw(part).cpu().contiguous()
+        return part.resolve_conj().resolve_neg()
+
+    def _read_chunk(self, number: int) -> memoryview:
+        part, piece = self.view_chunk(number), self.homes[number]
+        if not part.is_cpu:
+            return copy_to_host(view_raw(part).contiguous().view(-1).view(torch.uint8))
+        if not part.is_contiguous():
+            part = view_raw(part).contiguous()
         start = int(part.storage_offset()) * part.element_size()
         stop = start + part.numel() * part.element_size()
         if part.untyped_storage().data_ptr() == piece.tensor.untyped_storage().data_ptr():

@@ -10,7 +10,7 @@ from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore
 from holdfast.repo.format.layout import INDEX, MANIFESTS, SNAPSHOTS, pack_key, snapshot_stem
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import delete_snapshot
-from holdfast.repo.write.existing import ExistingChunks, read_base, read_bases
+from holdfast.repo.write.existing import ExistingChunks, WantedChunk, read_base, read_bases
 from tests.kit.saving import (
     Watched,
     keys,
@@ -26,6 +26,7 @@ from tests.kit.saving import (
 )
 
 DATA = noise(5000)
+WANTED = WantedChunk(hash_bytes(DATA), len(DATA), memoryview(DATA))
 
 
 @pytest.fixture
@@ -80,18 +81,18 @@ def test_a_pack_that_was_cut_short_is_not_relied_on(held: Repository, store: Mem
 def test_a_copy_is_intact_only_as_long_as_its_bytes_are(held: Repository, store: MemoryStore) -> None:
     searched = holdings(held)
     location = pack_of(held, "run/1", "x")
-    assert searched.is_intact(location, memoryview(DATA))
+    assert searched.is_intact(location, WANTED)
     rot(store, only_pack(store), location.offset + 100)
-    assert not searched.is_intact(location, memoryview(DATA))
+    assert not searched.is_intact(location, WANTED)
     store.delete(only_pack(store))
-    assert not searched.is_intact(location, memoryview(DATA))
+    assert not searched.is_intact(location, WANTED)
 
 
 def test_a_copy_on_a_bad_sector_is_not_intact(held: Repository, store: MemoryStore) -> None:
     location = pack_of(held, "run/1", "x")
     watched = Watched(store)
     watched.failing.add(pack_key(location.pack_id))
-    assert not holdings(new_repo(watched)).is_intact(location, memoryview(DATA))
+    assert not holdings(new_repo(watched)).is_intact(location, WANTED)
 
 
 def test_bases_that_are_gone_or_damaged_are_none(held: Repository, store: MemoryStore) -> None:

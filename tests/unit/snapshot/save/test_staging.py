@@ -24,8 +24,8 @@ from holdfast.repo.format.layout import PACKS
 from holdfast.repo.format.record import encode_record
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import MIN_BUDGET_BYTES
-from holdfast.snapshot.save import staging as staging_module
-from holdfast.snapshot.save.staging import AsyncSaver, Queue, Slabs
+from holdfast.snapshot.save.copies import Slabs
+from holdfast.snapshot.save.staging import AsyncSaver
 from tests.kit.loading import noise as noisy
 from tests.kit.saving import Watched, keys, noise
 
@@ -403,13 +403,3 @@ def test_a_thread_that_fails_before_the_save_begins_is_told_as_it_is(
 
     with pytest.raises(MemoryError, match="no frame"):
         store.save_async("x", {"a": 1}).wait()
-
-
-def test_whoever_fills_a_queue_for_a_thread_that_is_gone_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging_module, "_RECHECK_S", 0.01)
-    queue = Queue(MIB)
-    sources = [BytesSource(str(number), bytes(MIB)) for number in range(3)]
-
-    queue.fill(sources, is_wanted=lambda: False)
-
-    assert queue._pieces

@@ -1,4 +1,4 @@
-"""The queue passes each piece once from the caller to the writing thread, within a budget."""
+"""The queue passes pieces from the caller to the writing thread, within a budget or all at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from holdfast.errors import SourceChanged
 from holdfast.repo.format.chunk import CHUNK_BYTES
 from holdfast.repo.format.source import BytesSource, cut_sources
-from holdfast.snapshot.save.staging import Queue
+from holdfast.snapshot.save import copies
+from holdfast.snapshot.save.copies import Queue
 from tests.kit.saving import noise
 
 MIB = 1 << 20
@@ -45,7 +46,7 @@ def test_the_queue_gives_every_piece_and_never_holds_more_than_its_budget() -> N
 
     thread = threading.Thread(target=take)
     thread.start()
-    queue.fill(given)
+    queue.fill(cut_sources(given))
     thread.join()
 
     assert found == {source.name: bytes(source.data) for source in given}
@@ -57,7 +58,7 @@ def test_a_piece_larger_than_the_budget_passes_alone() -> None:
     given = sources(CHUNK_BYTES)
     queue = Queue(10)
 
-    queue.fill(given)
+    queue.fill(cut_sources(given))
 
     assert bytes(queue.stage(given)[0].read(0, CHUNK_BYTES)) == bytes(given[0].data)
 
@@ -65,7 +66,7 @@ def test_a_piece_larger_than_the_budget_passes_alone() -> None:
 def test_the_memory_of_a_piece_is_free_only_when_its_last_view_is_gone() -> None:
     given = sources(100)
     queue = Queue(1000)
-    queue.fill(given)
+    queue.fill(cut_sources(given))
     view = queue.stage(given)[0].read(0, 100)
     part = view[10:20]
     del view
@@ -80,7 +81,7 @@ def test_a_piece_that_is_asked_for_twice_is_an_error_and_no_hang() -> None:
     given = sources(100)
     queue = Queue(1000)
     (staged,) = queue.stage(given)
-    queue.fill(given)
+    queue.fill(cut_sources(given))
     staged.read(0, 100)
 
     with pytest.raises(
@@ -106,8 +107,51 @@ def test_whoever_waits_for_a_piece_hears_why_it_does_not_come() -> None:
 
     thread = threading.Thread(target=take)
     thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        queue.fill(given)
+    with pytest.raises(KeyboardInterrupt), queue.failing():
+        queue.fill(cut_sources(given))
     thread.join()
 
     assert "'s0': it was not copied completely" in str(errors[0])
+
+
+def test_whoever_fills_a_queue_for_a_thread_that_is_gone_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "_RECHECK_S", 0.01)
+    queue = Queue(MIB)
+
+    queue.fill(cut_sources(sources(MIB, MIB, MIB)), is_wanted=lambda: False)
+
+    assert queue._pieces
+
+
+def test_without_a_budget_a_piece_can_be_taken_again() -> None:
+    given = sources(100, 200)
+    queue = Queue(None)
+    staged = queue.stage(given)
+
+    queue.add_last(cut_sources(given))
+
+    for source, copy in zip(given, staged, strict=True):
+        assert [bytes(copy.read(0, source.size_bytes)) for _ in range(2)] == [source.data] * 2
+
+
+def test_a_chunk_that_was_not_missing_is_not_waited_for() -> None:
+    given = sources(100, 200)
+    queue = Queue(None)
+    staged = queue.stage(given)
+    thread = threading.Thread(target=queue.note_missing, args=[cut_sources(given)[1:]])
+    thread.start()
+
+    queue.add_last(queue.wait_for_missing(lambda: True))
+    thread.join()
+
+    assert bytes(staged[1].read(0, 200)) == given[1].data
+    with pytest.raises(SourceChanged, match=r"'s0': bytes 0 to 100 were not copied from the device"):
+        staged[0].read(0, 100)
+
+
+def test_missing_chunks_are_not_waited_for_when_the_save_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "_RECHECK_S", 0.01)
+    assert Queue(None).wait_for_missing(lambda: False) == ()
+    ended = Queue(None)
+    ended.end()
+    assert ended.wait_for_missing(lambda: True) == ()

@@ -1,0 +1,88 @@
+"""Digests of chunks on devices: what `read` would return is hashed, and none are computed without a device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from holdfast.digest import hash_bytes
+from holdfast.repo.format.source import BytesSource
+from holdfast.repo.write.writer import Request
+from holdfast.snapshot.save import device_digests
+from holdfast.snapshot.save.device_digests import add_digests, digest_sources
+from holdfast.snapshot.save.save import SaveOptions, make_request
+from holdfast.tensors.device_digest.choice import BackendChoice
+from holdfast.tensors.sharding.shard_source import pick_chunks
+from holdfast.trees.registered import Types
+
+
+@pytest.fixture
+def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take tensors of the CPU for tensors of a device."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(device_digests, "is_on_device", lambda tensor: not tensor.is_meta)
+    monkeypatch.setattr(device_digests, "choose_backend", lambda _: BackendChoice("torch", "a test"))
+
+
+def request_of(tree: object) -> Request:
+    return make_request("x", tree, SaveOptions(), Types())
+
+
+def test_without_a_device_a_request_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = request_of({"w": torch.ones(1000)})
+    assert add_digests(request) is request
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    assert add_digests(request) is request
+
+
+@pytest.mark.usefixtures("on_device")
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(1000),
+        torch.randn(600_000),
+        torch.randn(300, 200)[:, ::2],
+        torch.randn(300, 200).t(),
+        torch.randn(300, 200)[10:50],
+        torch.randn(300, 1).expand(300, 50),
+        torch.randn(700, dtype=torch.complex64).conj(),
+        torch.zeros(3),
+        torch.zeros(0),
+        torch.zeros(5, device="meta"),
+    ],
+    ids=lambda tensor: f"{tuple(tensor.shape)}{tensor.stride()}{tensor.device}",
+)
+def test_a_digest_is_that_of_the_bytes_that_would_be_read(tensor: torch.Tensor) -> None:
+    request = request_of({"w": tensor})
+    (source,) = request.sources
+
+    found = add_digests(request).digests
+
+    starts = (0, *source.cuts[:-1])
+    chunks = [source.read(start, stop) for start, stop in zip(starts, source.cuts, strict=False)]
+    expected = [hash_bytes(data) if len(data) > 512 else None for data in chunks]
+    assert found == ({0: expected} if expected else {})
+
+
+@pytest.mark.usefixtures("on_device")
+def test_some_chunks_of_a_source_have_the_digests_of_those() -> None:
+    request = request_of({"w": torch.randn(900_000)})
+    (source,) = request.sources
+    whole = digest_sources([(0, source)])[0]
+    spans = [(0, source.cuts[0]), (source.cuts[1], source.cuts[2])]
+
+    assert digest_sources([(5, pick_chunks(source, spans))]) == {5: [whole[0], whole[2]]}
+
+
+@pytest.mark.usefixtures("on_device")
+def test_what_is_known_is_not_computed_again() -> None:
+    request = request_of({"w": torch.ones(1000)})
+    known = {0: [hash_bytes(b"known")]}
+    assert add_digests(Request("x", request.sources, digests=known)).digests == known
+    assert digest_sources([(0, BytesSource("b", bytes(1000)))]) == {}
+
+
+@pytest.mark.usefixtures("on_device")
+def test_a_device_that_cannot_compute_digests_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_digests, "choose_backend", lambda _: BackendChoice("cpu", "a wrong kernel"))
+    assert add_digests(request_of({"w": torch.ones(1000)})).digests == {}
