@@ -45,16 +45,19 @@ from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.names.snapshots import CommittedSnapshot, read_snapshot
 from holdfast.repo.read.read_plan import Region
-from holdfast.repo.read.reader import SnapshotReader, Verify, open_snapshot
+from holdfast.repo.read.reader import SnapshotReader, Verify, open_snapshot, verify_mode
 from holdfast.snapshot.into.in_place import mark_written
 from holdfast.snapshot.leaves import GRAD, PARTS, TENSOR
+from holdfast.snapshot.load.cells import FilledPart
+from holdfast.snapshot.load.device_check import verify_on_devices
 from holdfast.snapshot.load.load import load_node
 from holdfast.snapshot.load.opened import Opened
 from holdfast.snapshot.load.options import LoadOptions
 from holdfast.snapshot.pickled import dump_payload, load_payload
 from holdfast.snapshot.view.slices import read_slice
+from holdfast.tensors.composite import has_own_bytes
 from holdfast.tensors.fakes import has_values
-from holdfast.tensors.spec import TensorSpec, contiguous_stride, decode_spec
+from holdfast.tensors.spec import SpecDecoder, TensorSpec, contiguous_stride, decode_spec
 from holdfast.tensors.storage import tensor_bytes
 from holdfast.texts import list_some
 from holdfast.trees.outline import PAIRS_START, key_text
@@ -107,9 +110,10 @@ class StorageReader(TorchStorageReader):
             name: the name of the snapshot; a `checkpoint_id` passed to the load replaces it.
             weights_only: refuse values, other than tensors, that are not plain data: loading them can run any code.
             verify: "full" checks BLAKE3 digests; "fast" checks XXH3, which finds only accidental damage; False checks
-                nothing.
+                nothing. "device" is "full", and compares whole chunks on accelerators once more, after the copy.
         """
         super().__init__()
+        verify_mode(verify)
         self._lazy_store = LazyStore(store)
         self._checkpoint_id = name
         self._weights_only = weights_only
@@ -183,7 +187,8 @@ class StorageReader(TorchStorageReader):
             with SnapshotReader(
                 repo, found.snapshot, verify=self._verify, manifest=found.manifest, cache=cache, keep=True
             ) as reader:
-                _Load(reader, found, planner, weights_only=self._weights_only).run(plan.items)
+                load = _Load(reader, found, planner, weights_only=self._weights_only)
+                load.run(plan.items, on_devices=self._verify == "device")
             future.set_result(None)
         return future
 
@@ -220,11 +225,15 @@ class _Load:
         self._known: dict[str, tuple[Entry, TensorSpec]] = {}
         self._cast: list[str] = []
 
-    def run(self, items: Sequence[ReadItem]) -> None:
-        """Read tensors, in batches that fit into the memory budget, then bytes."""
+    def run(self, items: Sequence[ReadItem], *, on_devices: bool = False) -> None:
+        """Read tensors, in batches that fit into the memory budget, then bytes; verify them on their devices too."""
         tensors = [item for item in items if item.type == LoadItemType.TENSOR]
         for batch in self._batch(tensors):
             self._read_tensors(batch)
+            if on_devices:
+                verify_on_devices(self._iter_parts(batch), self._opened, SpecDecoder(self._opened.name))
+            for wanted in batch:
+                self._planner.commit_tensor(wanted.item, wanted.target)
         for item in items:
             if item.type != LoadItemType.TENSOR:
                 self._planner.load_bytes(item, io.BytesIO(self._read_payload(item.storage_index.fqn)))
@@ -301,8 +310,14 @@ class _Load:
                     target.copy_(memory)
         finally:
             mark_written([wanted.target for wanted in batch])
-        for wanted in batch:
-            self._planner.commit_tensor(wanted.item, wanted.target)
+
+    def _iter_parts(self, batch: Sequence[_Wanted]) -> Iterator[FilledPart]:
+        """Yield the targets on devices whose bytes are those of a box of an entry."""
+        numbers = {name: number for number, name in enumerate(self._reader.manifest.names)}
+        for _, entry, spec, box, target in batch:
+            is_raw = has_values(target) and has_own_bytes(target) and _is_in_order(spec) and target.dtype == spec.dtype
+            if is_raw and not target.is_cpu:
+                yield FilledPart(numbers[entry.name], target, target.nbytes, box)
 
     def _read_payload(self, fqn: str) -> bytes:
         """Return a value as bytes for torch's planners, loaded and pickled again so that they get only checked data."""

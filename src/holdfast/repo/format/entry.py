@@ -58,6 +58,11 @@ class ChunkTable(NamedTuple):
             return [self.boxes[at : at + width] for at in range(0, len(self.boxes), width)]
         return list(zip(accumulate(self.sizes, initial=0), self.sizes, strict=False))
 
+    @property
+    def digest_list(self) -> list[bytes]:
+        """The digest of each chunk."""
+        return [self.digests[at : at + DIGEST_BYTES] for at in range(0, len(self.digests), DIGEST_BYTES)]
+
     def find_digest(self, row: int) -> Digest:
         """Return the digest of a chunk."""
         return Digest(self.digests[DIGEST_BYTES * row : DIGEST_BYTES * (row + 1)])

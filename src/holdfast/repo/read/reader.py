@@ -47,10 +47,13 @@ from holdfast.repo.read.read_plan import (
     plan_stretches,
 )
 
-Verify = Literal["full", "fast", False]
-"""How bytes are verified: "full" by BLAKE3 of each chunk; "fast" by XXH3, which finds accidents only; False: not."""
+Verify = Literal["full", "fast", "device", False]
+"""How bytes are verified: "full" by BLAKE3 of each chunk; "fast" by XXH3, which finds accidents only; False: not.
 
-_MODES: Final[tuple[Verify, ...]] = ("full", "fast", False)
+"device" is "full", and loads then compare what they have copied to other devices than the CPU once more, there.
+"""
+
+_MODES: Final[tuple[Verify, ...]] = ("full", "fast", "device", False)
 _MAP_ALIGNMENT: Final = 16
 """The size of the largest item of a tensor."""
 _WINDOW_BYTES: Final = 64 << 20
@@ -90,7 +93,7 @@ class SnapshotReader:
         """
         self._cache = cache
         self._progress = None if progress is None else LockedProgress(progress)
-        self._verify: Verify = verify
+        self._verify: Verify = "full" if verify == "device" else verify
         self.snapshot = snapshot
         self.manifests: Manifests | None = None
         """The root and its parts; None if a merged manifest was passed."""
@@ -491,9 +494,9 @@ def _open_cached(want: Want, stored: memoryview) -> memoryview | None:
 
 
 def verify_mode(verify: Verify) -> None:
-    """Raise ValueError unless `verify` is "full", "fast" or False."""
+    """Raise ValueError unless `verify` is "full", "fast", "device" or False."""
     if verify not in _MODES:
-        raise ValueError(f"verify must be 'full', 'fast' or False, not {verify!r}")
+        raise ValueError(f"verify must be 'full', 'fast', 'device' or False, not {verify!r}")
 
 
 def open_snapshot(

@@ -16,7 +16,7 @@ from typing import Final
 from typing_extensions import Self
 
 from holdfast.errors import Mismatch, Unsupported
-from holdfast.snapshot.into.changes import Changes, find_changes
+from holdfast.snapshot.into.changes import Changes, find_changes, verify_targets
 from holdfast.snapshot.into.in_place import find_span_bytes, list_memory, mark_written
 from holdfast.snapshot.into.journal import Journal, WrittenLeaf, add_sentence, find_address_range
 from holdfast.snapshot.into.plan import IntoPlan
@@ -94,10 +94,11 @@ class Loading:
     def _read(self, left_out: Collection[int]) -> None:
         plan = self._plan
         _verify_pickles(plan)
-        options = LoadOptions(allow_pickle=plan.options.allow_pickle)
+        options = LoadOptions(allow_pickle=plan.options.allow_pickle, verify=plan.options.verify)
         reader = LeafReader(plan.opened, plan.types, options, in_place=plan.in_place, devices=plan.devices)
         reader.read(plan.nodes)
         self._acts = [step.prepare(reader) for step in plan.steps]
+        reader.verify_on_devices()
         verify_fits(plan)
         if self._swap is None:
             with self._writing():
@@ -119,7 +120,7 @@ class Loading:
             yield
 
     def put(self) -> None:
-        """Put what was read into new memory in place, and restore the states of objects."""
+        """Put what was read into new memory in place, restore the states of objects, and verify what is on devices."""
         with self._writing():
             if self._swap is not None:
                 with delaying_signals(), self._journal.writing(self._list_swapped()):
@@ -128,6 +129,8 @@ class Loading:
                 self._begun.append(number)
                 with self._journal.writing([_step_key(number)]):
                     act()
+            if self._plan.options.verify == "device":
+                verify_targets(self._plan)
 
     def settle(self) -> None:
         """Make an atomic load final: it is not rolled back any more."""

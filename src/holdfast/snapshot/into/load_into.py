@@ -91,7 +91,7 @@ def load_into(
                 with delaying_signals():
                     step(lambda: None)
                     loading.settle()
-            if options.held is not None and options.verify == "full":
+            if options.held is not None and options.verify in ("full", "device"):
                 options.held.note(iter_contents(plan))
     return root[0]
 

@@ -32,6 +32,7 @@ from holdfast.snapshot.load.cast import (
     verify_dtype,
     verify_group,
 )
+from holdfast.snapshot.load.cells import FilledPart
 from holdfast.snapshot.load.opened import EntryRef, Opened, find_saved_device
 from holdfast.snapshot.load.options import SAVED, LoadOptions
 from holdfast.tensors.build import (
@@ -103,7 +104,7 @@ class EntryReader:
         self._options = options
         self._in_place = in_place or {}
         self._devices = devices or {}
-        self._spec_decoder = SpecDecoder(opened.name)
+        self.specs = SpecDecoder(opened.name)
         # Specs change when memory is laid out or cast: they describe the tensor in `_memory`.
         self._specs: dict[int, tuple[Entry, TensorSpec]] = {}
         # Requested entries by alias number; an entry that shares no memory is a group by itself.
@@ -119,6 +120,7 @@ class EntryReader:
         # Entries that are excluded from casting; and entries that are still to be cast.
         self._kept: set[int] = set()
         self._uncast: set[int] = set()
+        self._has_cast: set[int] = set()
         self._unread: set[int] = set()
         self.blobs: dict[int, tuple[Entry, bytearray]] = {}
         """Entries that are not tensors: arrays, texts, bytes."""
@@ -136,7 +138,7 @@ class EntryReader:
         if kind != TENSOR_TYPE:
             self.blobs[number] = (self._opened.entry(number), bytearray(size_bytes))
             return
-        spec = self._spec_decoder.decode(saved, size_bytes=size_bytes, name=name)
+        spec = self.specs.decode(saved, size_bytes=size_bytes, name=name)
         is_shared = alias and self._options.aliases == "preserve"
         if not is_shared and self._is_small(number, size_bytes, spec):
             self._small.add(number, spec)
@@ -234,6 +236,7 @@ class EntryReader:
             entry, spec = self._specs[number]
             self._specs[number] = (entry, cast_spec(spec, dtype))
             self._uncast.discard(number)
+            self._has_cast.add(number)
 
     def _read_large(self, members: Sequence[int], limit_bytes: int) -> bool:
         """Read and cast a tensor piece by piece if all of it exceeds the budget; return whether it did."""
@@ -308,13 +311,15 @@ class EntryReader:
                 watch.end(entry.name)
 
     def _find_geometry(self, entry: Entry) -> tuple[int, ...]:
-        return self._spec_decoder.decode(entry.spec, size_bytes=entry.size_bytes, name=entry.name).shape
+        return self.specs.decode(entry.spec, size_bytes=entry.size_bytes, name=entry.name).shape
 
     def _plan(self, members: Sequence[int]) -> MemoryBlock:
         found = [self._specs[number] for number in members]
         if self._options.mmap:
             is_alone = len(found) == 1 and not found[0][1].packed and found[0][0].size_bytes > 0
-            can_map = is_alone and members[0] not in self._uncast
+            # Mapped bytes are not verified here, so one could not tell a damaged copy from a damaged store.
+            is_checked = self._options.verify == "device" and self._find_device(members[0]) != CPU
+            can_map = is_alone and members[0] not in self._uncast and not is_checked
             mapped = self._opened.reader.map_entry(found[0][0]) if can_map else None
             if mapped is not None:
                 self._opened.reader.counters.mapped_entries += 1
@@ -365,6 +370,18 @@ class EntryReader:
                 if dtype is not None:
                     self._note_cast((other,), dtype)
         return moved
+
+    def iter_moved(self) -> Iterator[FilledPart]:
+        """Yield the memory on other devices whose bytes are those of an entry: not cast, and without gaps between."""
+        for number, memory in self._memory.items():
+            entry, spec = self._specs[number]
+            is_moved = not memory.is_cpu and not memory.is_meta and number not in self._unread
+            if not is_moved or number in self._has_cast or number in self._uncast or spec.packed:
+                continue
+            if self._opened.reader.manifest.find_chunks(number).dims < 2:
+                yield FilledPart(number, memory[spec.at : spec.at + entry.size_bytes], entry.size_bytes, None)
+            elif not (spec.offset or spec.conj or spec.neg):
+                yield FilledPart(number, build_tensor(spec, memory, what=entry.name), entry.size_bytes, None)
 
     def _find_device(self, number: int) -> torch.device:
         entry, spec = self._specs[number]

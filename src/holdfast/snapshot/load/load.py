@@ -24,6 +24,7 @@ from holdfast.snapshot.leaves import (
     iter_entry_numbers,
     list_parts,
 )
+from holdfast.snapshot.load.device_check import verify_on_devices
 from holdfast.snapshot.load.entries import EntryReader, ReadTarget, kind_mismatch, torch_errors_as_corrupt
 from holdfast.snapshot.load.opened import Opened
 from holdfast.snapshot.load.options import LoadOptions
@@ -86,6 +87,11 @@ class LeafReader:
         If that fails, some of it has been overwritten; `watch` records which.
         """
         self._entries.read_in_place(left_out, watch, targets=targets)
+
+    def verify_on_devices(self) -> None:
+        """Raise Corrupt if what was copied to a device is damaged there; does nothing unless `verify` is "device"."""
+        if self._options.verify == "device":
+            verify_on_devices(self._entries.iter_moved(), self._opened, self._entries.specs)
 
     def decode(self, node: list[Json], path: TreePath) -> object:
         """Return the value of a leaf; its entries must have been read."""
@@ -198,4 +204,6 @@ def load_node(opened: Opened, node: Json, options: LoadOptions, types: Types) ->
     reader = LeafReader(opened, types, options)
     with opened.pausing_gc():
         reader.read(iter_stored(node))
-        return decode_tree(node, types=types, decode_leaf=reader.decode)
+        tree = decode_tree(node, types=types, decode_leaf=reader.decode)
+        reader.verify_on_devices()
+        return tree

@@ -189,7 +189,7 @@ class Snapshot:
     def _open_for(self, verify: Verify, progress: Progress | None) -> Iterator[Opened]:
         """Yield it opened for a complete load: the open one, or another that verifies differently or reports."""
         with ExitStack() as stack:
-            if verify == "full" and progress is None:
+            if verify in ("full", "device") and progress is None:
                 opened = self.open()
             else:
                 reader = open_snapshot(self._repo, self._record, verify=verify, progress=progress)

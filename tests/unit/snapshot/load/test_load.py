@@ -167,7 +167,7 @@ def test_an_unverified_load_does_not_look(store: Store) -> None:
 
 
 def test_a_bad_way_to_verify_is_refused(store: Store) -> None:
-    with pytest.raises(ValueError, match="verify must be 'full', 'fast' or False, not True"):
+    with pytest.raises(ValueError, match="verify must be 'full', 'fast', 'device' or False, not True"):
         store.load("x", verify=True)  # type: ignore[arg-type]  # on purpose
 
 

@@ -14,8 +14,8 @@ from holdfast.snapshot.load.options import LoadOptions
     ("kind", "option", "said"),
     [
         (LoadOptions, {"aliases": "other"}, "aliases must be 'preserve' or 'fresh', not 'other'"),
-        (LoadOptions, {"verify": True}, "verify must be 'full', 'fast' or False, not True"),
-        (IntoOptions, {"verify": "slow"}, "verify must be 'full', 'fast' or False, not 'slow'"),
+        (LoadOptions, {"verify": True}, "verify must be 'full', 'fast', 'device' or False, not True"),
+        (IntoOptions, {"verify": "slow"}, "verify must be 'full', 'fast', 'device' or False, not 'slow'"),
         (IntoOptions, {"replicas": "all"}, "replicas must be 'auto', 'each' or 'broadcast', not 'all'"),
     ],
 )
