@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -12,11 +13,14 @@ import torch
 import torch.distributed.checkpoint
 
 import holdfast
+from holdfast.capture.record.options import Hashes, LevelName
+from holdfast.capture.stored.segments import iter_segments, write_segment
 from holdfast.dcp import StorageWriter
 from holdfast.repo.upkeep.collect import Rules
 from holdfast.testing.ranks import run_ranks
 from tests.compat.archive import HERE, add, pack
 from tests.distributed.placing import LAYOUTS, Meshes
+from tests.kit.runs_in_memory import as_observed
 
 GOLDEN: Final = HERE / "golden"
 RANKS: Final = 4
@@ -111,14 +115,16 @@ def _save_dcp_rank(rank: int, path: Path) -> None:
     dcp.save(state, storage_writer=StorageWriter(str(path), "run/a"))
 
 
-def record_training(store: holdfast.Store, name: str, *, slow_from: int = STEPS) -> None:
+def record_training(
+    store: holdfast.Store, name: str, *, slow_from: int = STEPS, level: LevelName = "full", hashes: Hashes = "auto"
+) -> None:
     """Record training with numbers that every machine computes exactly; at half the rate from a step on."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.arange(parameter.numel()).reshape(parameter.shape) - 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    with store.record(name, model, optimizer, level="full", kinds=RECORDED):
+    with store.record(name, model, optimizer, level=level, kinds=RECORDED, hashes=hashes):
         for step in range(RECORDED_STEPS):
             optimizer.param_groups[0]["lr"] = 0.25 if step >= slow_from else 0.5
             optimizer.zero_grad()
@@ -131,6 +137,17 @@ def save_recorded(path: Path) -> None:
     with holdfast.open(path, environment=False) as store:
         record_training(store, "good")
         record_training(store, "bad", slow_from=1)
+
+
+def save_blake3(path: Path) -> None:
+    """Record runs with BLAKE3 digests, and store one of them as an accelerator would have: without XXH3."""
+    with holdfast.open(path, environment=False) as store:
+        record_training(store, "both", level="digest", hashes="both")
+        record_training(store, "full", hashes="both")
+        for segment, _ in [*iter_segments(store.repository, "both")]:
+            events = [event for step in segment.roots for event in store.run("both").events(step)]
+            remote = as_observed(event._replace(digest=b"") for event in events)
+            write_segment(store.repository, replace(segment, run="device"), remote, {})
 
 
 def make_weights(step: int) -> dict[str, torch.Tensor]:
@@ -199,6 +216,7 @@ CASES: Final[dict[str, Callable[[Path], None]]] = {
     "ranks": save_ranks,
     "dcp": save_dcp,
     "recorded": save_recorded,
+    "blake3": save_blake3,
     "codecs": save_codecs,
     "deltas": save_deltas,
 }

@@ -36,6 +36,7 @@ from tests.kit.saving import read_entries
 
 __all__ = ["world"]
 
+BLAKE3 = ("both", "full", "device")
 DIGESTS = {
     "run": {
         "run/step-1": "71886b58c70d4446e1ccd63fec134df1010dde5085c45b8059169a93e9c1d4cb",
@@ -198,6 +199,25 @@ def test_recorded_runs_are_read_and_compared(store: holdfast.Store) -> None:
     weight = next(event for event in run.events(0) if event.site.fqn == "0.weight")
     assert run.read_tensor(weight).tolist() == [[-1.0, 0.0], [1.0, 2.0]]
     assert result.headline == "step 1, optimizer, param_groups.0: param_groups.0['lr'] differs by itself"
+
+
+@pytest.mark.parametrize("store", ["blake3"], indirect=True)
+def test_recorded_runs_with_digests_of_other_kinds_are_compared_by_those_that_both_have(store: holdfast.Store) -> None:
+    kinds = {name: {(bool(each.digest), bool(each.blake3)) for each in store.run(name).events(0)} for name in BLAKE3}
+
+    assert kinds == {"both": {(True, True)}, "full": {(True, True)}, "device": {(False, True)}}
+    assert all(diff_runs(store.run(a), store.run(b)).is_equal for a in BLAKE3 for b in BLAKE3)
+
+
+@pytest.mark.parametrize("store", ["blake3"], indirect=True)
+def test_recorded_runs_without_a_digest_in_common_are_never_said_to_differ(store: holdfast.Store) -> None:
+    today = holdfast.open("memory://")
+    record_training(today, "new")
+
+    assert diff_runs(store.run("both"), today.run("new")).is_equal
+    apart = diff_runs(store.run("device"), today.run("new"))
+    assert apart.origin is None
+    assert (apart.is_match, apart.counts["equal"]) == (False, 0)
 
 
 @pytest.mark.parametrize("store", ["recorded"], indirect=True)

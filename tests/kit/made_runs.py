@@ -10,6 +10,7 @@ import torch
 from holdfast.capture.stored.events import Event, EventKind, Phase, Site
 from holdfast.capture.stored.observed import observe
 from holdfast.capture.stored.runs import Run, RunFacts
+from holdfast.digest import hash_bytes
 from tests.kit.runs_in_memory import make_run
 
 
@@ -21,6 +22,11 @@ def make_event(
     site = Site(more.pop("step", 0), phase, kind, fqn, more.pop("call", 0), more.pop("path", ""))
     rank, dtype = more.pop("rank", 0), more.pop("dtype", "float32")
     return Event(seq, site, rank, dtype, shape, digest or fqn.encode(), **more)
+
+
+def hash_elsewhere(event: Event) -> Event:
+    """Return an event as it is recorded at level "digest" of a tensor that is hashed on its device."""
+    return event._replace(digest=b"", blake3=hash_bytes(event.digest), leaf="", stats=None)
 
 
 Observation = tuple[str, EventKind, torch.Tensor] | tuple[str, EventKind, torch.Tensor, Mapping[str, Any]]

@@ -1,4 +1,4 @@
-"""Recordings of a model of three layers in a row, made by hand: no model, no hooks, the same every time."""
+"""Recordings of a model of layers in a row, made by hand: no model, no hooks, the same every time."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class Recording:
     level: str = "full"
     world: int = 1
     steps: int = 3
+    layers: int = 3
     hole: float = 0.0
     """What one value of the fault becomes instead: NaN, say."""
     odd_rank: int = -1
@@ -87,9 +88,9 @@ def _iter_seen(recording: Recording, rank: int) -> Sequence[tuple[Site, torch.Te
     observed: list[tuple[Site, torch.Tensor]] = []
     for step in range(recording.first_step, recording.first_step + recording.steps):
         weight = torch.full((2, 2), 1.5 + (0.5 if rank == recording.odd_rank else 0.0))
-        observed += [(_place(step, "parameter", f"layers.{layer}.weight"), weight) for layer in range(3)]
+        observed += [(_place(step, "parameter", f"layers.{layer}.weight"), weight) for layer in range(recording.layers)]
         value = torch.linspace(-1, 1, 12).reshape(3, 4) + step
-        for layer in range(3):
+        for layer in range(recording.layers):
             fqn = f"layers.{layer}"
             observed.append((_place(step, "input", fqn), value))
             value = value * 1.5

@@ -70,6 +70,7 @@ def as_observed(events: Iterable[Event]) -> ObservedEvents:
             Measured(event.stats),
             event.leaf,
             event.form,
+            event.blake3,
         )
         for event in events
     )

@@ -59,7 +59,8 @@ def align(a: Sequence[Event], b: Sequence[Event], *, names: NameMap | None = Non
     for find in (_find_shaped_call, _find_call, _find_shaped_name, _find_name):
         aligner.pair_by("call", partial(find, rename=rename), partial(find, rename=strip_wrappers))
     aligner.pair_by_order()
-    aligner.pair_by("digest", _find_bytes, _find_bytes)
+    for find_bytes in (_find_blake3, _find_xxh3):
+        aligner.pair_by("digest", find_bytes, find_bytes)
     return aligner.finish()
 
 
@@ -121,8 +122,12 @@ def _find_stage(event: Event) -> str:
     return path if path.startswith("#") else ""
 
 
-def _find_bytes(event: Event) -> Hashable:
-    return (event.digest, event.dtype, event.shape, _find_stage(event))
+def _find_blake3(event: Event) -> Hashable:
+    return (event.blake3, event.dtype, event.shape, _find_stage(event)) if event.blake3 else None
+
+
+def _find_xxh3(event: Event) -> Hashable:
+    return (event.digest, event.dtype, event.shape, _find_stage(event)) if event.digest else None
 
 
 def _find_signature(event: Event) -> Hashable:
@@ -138,12 +143,13 @@ class _Aligner:
         self._pairs: dict[int, tuple[int, How]] = {}
 
     def pair_by(self, how: How, key_a: Callable[[Event], Hashable], key_b: Callable[[Event], Hashable]) -> None:
-        """Pair events with the same key, in order."""
+        """Pair events with the same key, in order; those whose key is None are left."""
         if not self._left_a or not self._left_b:
             return
         waiting: defaultdict[Hashable, deque[int]] = defaultdict(deque)
         for index in self._left_b:
-            waiting[key_b(self._b[index])].append(index)
+            if (key := key_b(self._b[index])) is not None:
+                waiting[key].append(index)
         found = ((index, waiting.get(key_a(self._a[index]))) for index in self._left_a)
         self._keep(how, [(index, queue.popleft()) for index, queue in found if queue])
 
@@ -159,7 +165,7 @@ class _Aligner:
     def _find_anchors(self) -> list[tuple[int, int]]:
         """Return unpaired events whose bytes occur once in each run, as pairs in an order that both runs share."""
         ours, theirs = (
-            _find_unique([(_find_signature(side[index]), side[index].digest) for index in left])
+            _find_unique([(_find_signature(side[index]), side[index].identity) for index in left])
             for side, left in ((self._a, self._left_a), (self._b, self._left_b))
         )
         common = [(index, theirs[key]) for key, index in ours.items() if key in theirs]

@@ -268,6 +268,8 @@ class _Comparison:
         self._skipped: int | None = None
         """The last step that was skipped."""
         self._recomputed = 0
+        self._unknown: Counter[bool] = Counter()
+        """Tensors whose digests are of different kinds, by whether the first run has those of the host."""
         self._found: list[tuple[tuple[int, ...], Origin]] = []
         """Origins, each with a key that sorts them: step, stage, event number, rank."""
         self._has_order = False
@@ -290,8 +292,20 @@ class _Comparison:
             yield "the inputs of the origin are close but not equal: tolerance 'exact' shows where they began to differ"
         if self._recomputed:
             yield f"{self._recomputed} tensors that were recomputed for the backward pass are left out"
+        yield from self._iter_kinds()
         if self.left_out:
             yield f"{self.left_out} rows after the first {self._options.max_rows} are counted but not listed"
+
+    def _iter_kinds(self) -> Iterator[str]:
+        """Yield which run has digests of which kind, if they could not be compared."""
+        for is_host, number in sorted(self._unknown.items()):
+            host, device = (self._a, self._b) if is_host else (self._b, self._a)
+            yield (
+                f"digests are of different kinds: {device.facts.name} hashed {number} tensors on an accelerator"
+                f" (BLAKE3), {host.facts.name} on the host (XXH3); these were not compared. Record both runs at level"
+                " 'stats' or 'full' to compare them by statistics or values, or one of them with hashes='both' to"
+                " compare them bit for bit"
+            )
 
     @property
     def _has_close_inputs(self) -> bool:
@@ -350,8 +364,8 @@ class _Comparison:
         standings: list[Standing] = ["missing"] * len(ours)
         for pair in alignment.pairs:
             index = indices[pair.a.seq]
-            is_same = pair.a.digest == pair.b.digest
-            verdict = self._judge.judge(pair, is_given=not is_same and finder.is_given(graph, index))
+            is_other = pair.a.has_bytes_of(pair.b) is False
+            verdict = self._judge.judge(pair, is_given=is_other and finder.is_given(graph, index))
             pairs[index] = (pair, verdict)
             standings[index] = verdict.standing
         graph.set_standings(standings)
@@ -380,6 +394,9 @@ class _Comparison:
                     self._keep_origin(rank_step, index, found[index], hints)
             elif verdict.standing == "close":
                 cls = "close"
+            elif verdict.standing == "missing":
+                cls, why = "unknown", "its digests are of different kinds"
+                self._unknown[bool(pair.a.digest)] += 1
             yield EventRow(cls, pair.a, pair.b, pair.how, verdict.measure, why, verdict.floor)
         for event in rank_step.alignment.only_b:
             yield EventRow("missing", None, event, why=f"only in {self._b.facts.name}")
@@ -528,11 +545,13 @@ class PairHints:
 
 def _find_elsewhere(event: Event, others: Sequence[Event]) -> str:
     """Return the name of another event of the same kind that has the bytes of an event; "" if none has."""
-    same = (event.digest, event.dtype, event.shape, event.site.kind)
+    same = (event.dtype, event.shape, event.site.kind)
     names = [
         other.site.fqn
         for other in others
-        if (other.digest, other.dtype, other.shape, other.site.kind) == same and other.site.fqn != event.site.fqn
+        if (other.dtype, other.shape, other.site.kind) == same
+        and other.has_bytes_of(event)
+        and other.site.fqn != event.site.fqn
     ]
     return names[0] if names else ""
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import zip_longest
 from typing import Final, Literal
 
 from holdfast.capture.compare.step_graph import ModuleCall, StepGraph, is_below, iter_modules
 from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.settings import OptimizerSettings, ParameterSettings, StepSettings
-from holdfast.digest import fingerprint
+from holdfast.digest import fingerprint, hash_bytes
 from holdfast.json_text import Json
 from holdfast.tensors.dtypes import find_dtype
 from holdfast.texts import list_some
@@ -41,6 +41,7 @@ Reason = Literal[
 ]
 """What a cause is, in one or two words; "" if only the place is known."""
 _MAX_NAMED: Final = 3
+_KEPT_ZEROS: Final = 1000
 _MODE: Final = "training"
 _CLASS: Final = "class"
 _IN_PLACE: Final = "#input"
@@ -290,7 +291,7 @@ class Explainer:
     def _is_changed(self, graph: StepGraph, parameter: str) -> bool:
         sums = self._find_sums(graph, parameter)
         final = [graph.events[each] for each in graph.param_grads[parameter] if not graph.events[each].site.path]
-        return bool(final) and final[-1].digest != sums[-1].digest
+        return bool(final) and final[-1].has_bytes_of(sums[-1]) is False
 
 
 def is_sum(event: Event) -> bool:
@@ -317,7 +318,7 @@ def find_step_with(event: Event, steps: Sequence[int], read: Callable[[int], Seq
     for step in sorted(steps, key=lambda step: abs(step - site.step)):
         for other in read(step) if step != site.step else ():
             is_same_site = (other.site.kind, other.site.fqn, other.site.path) == (site.kind, site.fqn, site.path)
-            if is_same_site and (other.digest, other.shape) == (event.digest, event.shape):
+            if is_same_site and other.has_bytes_of(event) and other.shape == event.shape:
                 return step
     return None
 
@@ -336,7 +337,7 @@ def _find_in_place(graph: StepGraph, call: ModuleCall) -> list[str]:
         for out in call.outputs:
             made = events[out]
             is_same_memory = given.alias == made.alias >= 0 and given.shape == made.shape
-            if is_same_memory and given.digest != made.digest and not is_changed_input(made):
+            if is_same_memory and given.has_bytes_of(made) is False and not is_changed_input(made):
                 paths.append(given.site.path)
     return paths
 
@@ -350,7 +351,14 @@ def _is_zero(event: Event) -> bool:
     size_bytes = find_dtype(event.dtype).itemsize
     for size in event.shape:
         size_bytes *= size
-    return event.digest == fingerprint(bytes(size_bytes))
+    return event.identity in _hash_zeros(size_bytes)
+
+
+@lru_cache(maxsize=_KEPT_ZEROS)
+def _hash_zeros(size_bytes: int) -> tuple[bytes, bytes]:
+    """Return both digests of so many zeros."""
+    zeros = bytes(size_bytes)
+    return fingerprint(zeros), hash_bytes(zeros)
 
 
 def _describe_state(parameter: ParameterSettings, settings: StepSettings) -> str:

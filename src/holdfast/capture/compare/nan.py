@@ -136,7 +136,7 @@ class _Search:
         return graph
 
     def _find_standing(self, event: Event, health: Health) -> Standing:
-        if health == "infinite" and event.digest in self._intended and event.site.kind in _MAY_BE_INFINITE:
+        if health == "infinite" and event.identity in self._intended and event.site.kind in _MAY_BE_INFINITE:
             return "equal"
         return _STANDINGS[health]
 
@@ -145,9 +145,9 @@ class _Search:
             return "nan" if event.stats.nan else "infinite" if event.stats.inf else "finite"
         if not _can_be_bad(event):
             return "finite"
-        if event.digest not in self._known:
-            self._known[event.digest] = self._read_health(event)
-        return self._known[event.digest]
+        if event.identity not in self._known:
+            self._known[event.identity] = self._read_health(event)
+        return self._known[event.identity]
 
     def _read_health(self, event: Event) -> Health:
         try:
@@ -199,10 +199,10 @@ def _find_intended_infinities(graph: StepGraph, healths: list[Health]) -> set[by
         results = {healths[index] for index in call.outputs}
         if results != {"finite"}:
             continue
-        intended |= {graph.events[index].digest for index in call.inputs if healths[index] == "infinite"}
+        intended |= {graph.events[index].identity for index in call.inputs if healths[index] == "infinite"}
     for index, event in enumerate(graph.events):
         if event.site.kind == "buffer" and healths[index] == "infinite":
             calls = graph.find_calls(graph.find_owner(event.site.fqn) or "")
             if any({healths[out] for out in call.outputs} == {"finite"} for call in calls):
-                intended.add(event.digest)
+                intended.add(event.identity)
     return intended

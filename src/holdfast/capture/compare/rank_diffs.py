@@ -9,7 +9,7 @@ from typing import Final
 from holdfast.capture.compare.distances import TensorPair
 from holdfast.capture.compare.measure import TensorDistance
 from holdfast.capture.compare.result import describe_site, name_site
-from holdfast.capture.stored.events import Event, Site
+from holdfast.capture.stored.events import Event, Site, find_common_digests
 from holdfast.capture.stored.runs import Run
 from holdfast.capture.stored.unshard import Dims, find_dim
 from holdfast.json_text import Json
@@ -116,6 +116,7 @@ class _RankCheck:
     def __init__(self, run: Run, dims: Dims) -> None:
         self._run, self._dims = run, dims
         self._rng_steps: dict[int, None] = {}
+        self._unknown = 0
         self.findings: list[Replica] = []
         self.checked = 0
 
@@ -127,6 +128,12 @@ class _RankCheck:
             yield f"{_show_ranks(missing)} recorded nothing"
         if self._rng_steps:
             yield f"RNG states differ between ranks from step {next(iter(self._rng_steps))} on; that may be intended"
+
+        if self._unknown:
+            yield (
+                f"{self._unknown} tensors were not compared: their digests are of different kinds, because some ranks"
+                " hashed them on a device and others on the host; record with hashes='both'"
+            )
 
     def check_step(self, step: int) -> None:
         """Check one step: state and reduced gradients, and outputs of calls with equal inputs."""
@@ -140,7 +147,7 @@ class _RankCheck:
 
     def _iter_state(self, groups: dict[Site, list[Event]]) -> Iterator[tuple[int, Replica]]:
         for site, events in groups.items():
-            if site.kind == "rng" and len({event.digest for event in events}) > 1:
+            if site.kind == "rng" and len(_split(events)) > 1:
                 self._rng_steps.setdefault(site.step)
             # With a path, it is the gradient of this rank alone, before it is reduced.
             is_reduced = site.kind == "param_grad" and not site.path
@@ -178,8 +185,11 @@ class _RankCheck:
         return [part for part in parts.values() if len(part) > 1]
 
     def _check(self, events: Sequence[Event], why: str) -> Iterator[tuple[int, Replica]]:
-        self.checked += 1
         groups = _split(events)
+        if not groups:
+            self._unknown += 1
+            return
+        self.checked += 1
         if len(groups) == 1:
             return
         (first, *_), (second, *_) = groups[0], groups[1]
@@ -189,10 +199,11 @@ class _RankCheck:
 
 
 def _split(events: Sequence[Event]) -> list[list[Event]]:
-    """Group events by content; the largest group first, then by rank."""
+    """Group events by content; the largest group first, then by rank. No groups if digests are of different kinds."""
     groups: dict[object, list[Event]] = {}
-    for event in sorted(events, key=lambda event: event.rank):
-        groups.setdefault((event.digest, event.dtype, event.shape), []).append(event)
+    events = sorted(events, key=lambda event: event.rank)
+    for event, digest in zip(events, find_common_digests(events) or (), strict=False):
+        groups.setdefault((digest, event.dtype, event.shape), []).append(event)
     return sorted(groups.values(), key=lambda group: (-len(group), group[0].rank))
 
 

@@ -16,8 +16,9 @@ from holdfast.display.markup import Card, render_card
 from holdfast.display.readable import readable_repr
 from holdfast.json_text import Json
 
-Class = Literal["equal", "close", "origin", "propagated", "missing"]
-CLASSES: Final[tuple[Class, ...]] = ("equal", "close", "origin", "propagated", "missing")
+Class = Literal["equal", "close", "origin", "propagated", "missing", "unknown"]
+"""`missing`: only one run has the tensor. `unknown`: the digests are of different kinds, and nothing else was kept."""
+CLASSES: Final[tuple[Class, ...]] = ("equal", "close", "origin", "propagated", "missing", "unknown")
 SCHEMA: Final = 1
 
 
@@ -181,8 +182,8 @@ class RunDiff:
 
     @property
     def is_match(self) -> bool:
-        """Whether every tensor that both runs have is equal or close."""
-        return self.origin is None
+        """Whether every tensor that both runs have is equal or close; False if one could not be compared."""
+        return self.origin is None and not self.counts["unknown"]
 
     @property
     def is_equal(self) -> bool:
@@ -208,6 +209,11 @@ class RunDiff:
         among = f"{steps} step{'s' if steps != 1 else ''}"
         if self.is_equal:
             return f"{self.a} and {self.b} are equal in {among}"
+        if counts["unknown"]:
+            return (
+                f"{self.a} and {self.b}: no difference found in {among}, but {counts['unknown']} tensors could not be"
+                " compared: their digests are of different kinds"
+            )
         parts = [f"{counts['close']} tensors are close but not equal"] if counts["close"] else []
         parts += [f"{counts['missing']} are in one of them only"] if counts["missing"] else []
         return f"{self.a} and {self.b} match in {among}: {', '.join(parts)}"
@@ -259,5 +265,6 @@ def _describe_side(event: Event | None) -> Json:
         "dtype": event.dtype,
         "shape": list(event.shape),
         "digest": event.digest.hex(),
+        "blake3": event.blake3.hex(),
         "is_full": bool(event.leaf),
     }

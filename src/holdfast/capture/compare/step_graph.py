@@ -11,7 +11,7 @@ from typing import Final, Literal
 from holdfast.capture.stored.events import Event
 
 Standing = Literal["equal", "close", "differs", "missing"]
-"""How an event compares with its partner in the other run; `missing` if it has none."""
+"""How an event compares with its partner in the other run; `missing` if it has none, or the two cannot be compared."""
 
 _LATER: Final = frozenset({"backward", "optimizer"})
 
@@ -72,7 +72,7 @@ class StepGraph:
                 self.first_output = min(self.first_output, index)
             (call.inputs if site.kind == "input" else call.outputs).append(index)
             if site.kind == "input" and 0 not in event.shape:
-                self._consumers[event.digest, event.shape].append(call)
+                self._consumers[event.identity, event.shape].append(call)
         elif site.kind == "grad":
             self.grads[site.fqn, site.call].append(index)
         elif site.kind == "param_grad":
@@ -129,7 +129,7 @@ class StepGraph:
         Bytes rather than identity, because recordings contain only bytes.
         """
         event = self.events[index]
-        consumers = [call for call in self._consumers.get((event.digest, event.shape), ()) if call.inputs[-1] > index]
+        consumers = [call for call in self._consumers.get((event.identity, event.shape), ()) if call.inputs[-1] > index]
         inner = keep_innermost(consumers)
         return inner + [call for call in consumers if call not in inner]
 

@@ -47,6 +47,8 @@ class Verdict:
 
 
 _EQUAL: Final = Verdict("equal")
+_UNKNOWN: Final = Verdict("missing")
+"""The tensors cannot be compared: their digests are of different kinds, and neither values nor statistics were kept."""
 
 
 class Judge:
@@ -81,7 +83,7 @@ class Judge:
         if a.shape != b.shape:
             return
         repeated = self._noise.find(a) if self._noise else None
-        if self._noise and repeated and repeated.shape == a.shape and repeated.digest != a.digest:
+        if self._noise and repeated and repeated.shape == a.shape and not repeated.has_bytes_of(a):
             yield TensorPair(self._a, a, self._noise.run, repeated)
         expected = self._reference.find(a) if self._reference else None
         if self._reference and expected:
@@ -94,6 +96,8 @@ class Judge:
         if _is_equal(a, b):
             return _EQUAL
         found = self._measure(self._a, a, self._b, b)
+        if found.basis == "digest" and _is_other_kind(a, b):
+            return _UNKNOWN
         if found.unequal == 0:
             # Other bits for the same values: a zero of the other sign, or another dtype that represents them too.
             return Verdict("close", found)
@@ -122,7 +126,7 @@ class Judge:
         repeated = self._noise.find(a) if self._noise else None
         if self._noise is None or repeated is None or repeated.shape != a.shape:
             return None
-        if repeated.digest == a.digest:
+        if repeated.has_bytes_of(a):
             return TensorDistance("values", unequal=0, max_abs=0.0, relative_l2=0.0)
         found = self._measure(self._a, a, self._noise.run, repeated)
         return found if found.basis == "values" else None
@@ -157,12 +161,17 @@ class Judge:
 
 
 def _is_equal(a: Event, b: Event) -> bool:
-    return a.digest == b.digest and a.dtype == b.dtype and a.shape == b.shape
+    return a.has_bytes_of(b) is True and a.dtype == b.dtype and a.shape == b.shape
+
+
+def _is_other_kind(a: Event, b: Event) -> bool:
+    """Return whether two tensors could be equal, and have no digests of the same kind by which to tell."""
+    return a.has_bytes_of(b) is None and a.dtype == b.dtype and a.shape == b.shape
 
 
 def _find_key(job: TensorPair) -> tuple[object, ...]:
     a, b = job.a, job.b
-    return (a.digest, a.dtype, a.shape, b.digest, b.dtype, b.shape, bool(a.leaf and b.leaf))
+    return (a.identity, a.dtype, a.shape, b.identity, b.dtype, b.shape, bool(a.leaf and b.leaf))
 
 
 def _find_eps(a: Event, b: Event) -> float:
@@ -200,7 +209,7 @@ class _AlignedRun:
         for step in self._a.steps:
             if step in self.run.steps and self._a.root(step, rank) != self.run.root(step, rank):
                 pairs = align(self._a.events(step, rank), self.run.events(step, rank), names=self._names).pairs
-                unequal = (pair.a.seq for pair in pairs if pair.a.digest != pair.b.digest)
+                unequal = (pair.a.seq for pair in pairs if pair.a.has_bytes_of(pair.b) is False)
                 return (step, min(unequal, default=-1))
         return (_NEVER, 0)
 

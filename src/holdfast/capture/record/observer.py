@@ -27,10 +27,13 @@ from holdfast.capture.stored.observed import (
     ShardPlacement,
     TensorInspector,
     find_part,
+    observe_remote,
+    verify_kind,
 )
 from holdfast.capture.stored.statistics import SMALL_BYTES, Unmeasured, measure_bytes
-from holdfast.digest import fingerprint
+from holdfast.digest import fingerprint, hash_bytes
 from holdfast.errors import HoldfastError, StoreFull, Unsupported
+from holdfast.tensors.device_digest.deferred import can_defer
 from holdfast.tensors.layouts import ORDINARY_CLASSES
 from holdfast.tensors.sharding.meshes import Layouts
 
@@ -206,37 +209,67 @@ class Observer:
     def observe(self, tensor: torch.Tensor, where: CallSite, level: Level, path: str = "", form: str = "") -> None:
         """Record a tensor at its level: digest, statistics or copy."""
         with self._lock:
-            last, place, known = where.last.get(path), WHOLE, None
-            if type(tensor) not in ORDINARY_CLASSES:
-                tensor, place = find_part(tensor, self._layouts)
             try:
-                if where.kind in _LASTING:
-                    observed, known = self._inspector.observe_lasting(tensor, last.known if last else None)
-                else:
-                    observed = self._inspector.observe(tensor)
+                self._observe(tensor, where, level, path, form)
             except Unsupported as error:
                 self.note(f"{where.kind} of {where.fqn or 'the model'} is not recorded: {error}")
-                return
-            dtype, shape, data, storage = observed
-            digest = fingerprint(data)
-            leaf, measured = "", None
-            if level is Level.FULL:
-                leaf, measured = self._keep(observed, digest)
-            if level is Level.STATS or (level is Level.FULL and not leaf):
-                measured = self._measure(observed, digest)
-            if (
-                last is None
-                or last.dtype is not dtype
-                or last.facts.shape != shape
-                or (last.place is not place and last.place != place)
-            ):
-                last = where.last[path] = LastSeen(where.make_facts(path, observed, place), dtype, place, known)
-            elif last.known is not known:
-                where.last[path] = last._replace(known=known)
-            alias = -1 if storage is None else self._aliases.find(storage)
-            # The fields of an `ObservedEvent`.
-            self.spool.pending.events.flat += (self._seq, self.step, last.facts, digest, alias, measured, leaf, form)
-            self._seq += 1
+
+    def _observe(self, tensor: torch.Tensor, where: CallSite, level: Level, path: str, form: str) -> None:
+        last, place, known = where.last.get(path), WHOLE, None
+        if type(tensor) not in ORDINARY_CLASSES:
+            tensor, place = find_part(tensor, self._layouts)
+        is_remote = not tensor.is_cpu and self._is_hashed_on_device(tensor)
+        digest, leaf, measured = b"", "", None
+        blake3: bytes | int = b""
+        if is_remote and level is Level.DIGEST and self.options.hashes == "auto":
+            observed = observe_remote(tensor)
+        else:
+            if where.kind in _LASTING:
+                observed, known = self._inspector.observe_lasting(tensor, last.known if last else None)
+            else:
+                observed = self._inspector.observe(tensor)
+            digest = fingerprint(observed.data)
+            if self.options.hashes == "both" and not is_remote:
+                blake3 = hash_bytes(observed.data)
+        dtype, shape, _, storage = observed
+        if level is Level.FULL:
+            leaf, measured = self._keep(observed, digest)
+        if level is Level.STATS or (level is Level.FULL and not leaf):
+            measured = self._measure(observed, digest)
+        if (
+            last is None
+            or last.dtype is not dtype
+            or last.facts.shape != shape
+            or (last.place is not place and last.place != place)
+        ):
+            last = where.last[path] = LastSeen(where.make_facts(path, observed, place), dtype, place, known)
+        elif last.known is not known:
+            where.last[path] = last._replace(known=known)
+        if is_remote:
+            # After `_keep`, which may seal the segment: the index counts from the start of the pending one.
+            digest, blake3 = self._queue_digest(tensor, digest)
+            storage = tensor.untyped_storage()
+        alias = -1 if storage is None else self._aliases.find(storage)
+        # The fields of an `ObservedEvent`.
+        fields = (self._seq, self.step, last.facts, digest, alias, measured, leaf, form, blake3)
+        self.spool.pending.events.flat += fields
+        self._seq += 1
+
+    def _queue_digest(self, tensor: torch.Tensor, digest: bytes) -> tuple[bytes, bytes | int]:
+        """Queue the BLAKE3 of a tensor on its device; returns both digests, of which the XXH3 may be b"".
+
+        If there is no memory for that on the device, the BLAKE3 is b"", and the XXH3 is computed on the host.
+        """
+        try:
+            return digest, self.spool.queue_digest(tensor)
+        except torch.OutOfMemoryError:
+            self.note(f"{tensor.device} had no memory left to compute digests: some tensors were hashed on the host")
+            return digest or self._inspector.observe(tensor).digest(), b""
+
+    def _is_hashed_on_device(self, tensor: torch.Tensor) -> bool:
+        """Return whether the digest of a tensor that is not on the CPU is computed where it is."""
+        verify_kind(tensor)
+        return can_defer(tensor.device)
 
     def _measure(self, observed: ObservedTensor, digest: bytes) -> Measured:
         """Return the statistics of a tensor; those of equal bytes in this step or the one before are used again."""

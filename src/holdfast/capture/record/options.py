@@ -12,6 +12,7 @@ from holdfast.capture.stored.events import KINDS, EventKind, Level
 
 WhenFull = Literal["block", "degrade", "raise"]
 CompiledMode = Literal["boundary", "tap", "eager"]
+Hashes = Literal["auto", "both"]
 LevelName = Literal["off", "digest", "stats", "full"]
 Choice = TypeVar("Choice")
 Steps = str | int | Collection[int] | Callable[[int], bool]
@@ -43,6 +44,7 @@ class RecordOptions(TypedDict, total=False):
     segment_steps: int
     segment_s: float | None
     bins: int
+    hashes: Hashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class Options:
     segment_s: float | None = None
     bins: int = _BINS
     """Number of histogram bins."""
+    hashes: Hashes = "auto"
 
     def find_level(self, kind: EventKind, name: str) -> Level:
         """Return the level at which a tensor of that kind and name is recorded."""
@@ -103,6 +106,7 @@ def make_options(choices: RecordOptions) -> Options:
         segment_steps=choices.get("segment_steps", _SEGMENT_STEPS),
         segment_s=choices.get("segment_s"),
         bins=choices.get("bins", _BINS),
+        hashes=_verify_choice("hashes", choices.get("hashes", "auto"), get_args(Hashes)),
     )
 
 

@@ -76,6 +76,9 @@ def record(
             segment_s: commit also after this many seconds. Equal runs are then cut at different steps, and their
                 events are stored again.
             bins: number of histogram bins.
+            hashes: "auto" hashes a tensor where it is: XXH3 on the CPU, BLAKE3 on an accelerator, whose bytes then stay
+                there at level "digest". "both" computes both of every tensor, so that a run of an accelerator can be
+                compared with one of the CPU by digests; it copies every tensor to the host.
     """
     # Hooks belong to torch's optimizer; a wrapper around it need not have any.
     optimizers = [unwrap(each) for each in list_optimizers(optimizer)]

@@ -22,6 +22,7 @@ from holdfast.errors import NotFound
 from holdfast.snapshot.call import Call
 from holdfast.snapshot.into.restore import restore_optimizer
 from holdfast.snapshot.resume import RngState
+from holdfast.tensors.device_digest.deferred import DeferredDigests, can_defer
 from holdfast.trees.move import cast_floating, move_to_device
 
 
@@ -170,11 +171,18 @@ def _run_step(
     state.restore()
     with context:
         result = function()
-    return {**{f"result{path}": _digest(tensor) for path, tensor in list_paths(result)}, **state.describe()}
+    return {**hash_all({f"result{path}": tensor for path, tensor in list_paths(result)}), **state.describe()}
 
 
-def _digest(tensor: torch.Tensor) -> bytes:
-    return observe(tensor.detach()).digest()
+def hash_all(tensors: Mapping[str, torch.Tensor]) -> dict[str, bytes]:
+    """Return a digest of each tensor, computed where it is."""
+    deferred = DeferredDigests()
+    found: dict[str, bytes | int] = {
+        name: deferred.queue(tensor) if can_defer(tensor.device) else observe(tensor.detach()).digest()
+        for name, tensor in tensors.items()
+    }
+    digests = deferred.collect().wait()
+    return {name: digests[each] if isinstance(each, int) else each for name, each in found.items()}
 
 
 class _StepState:
@@ -210,12 +218,12 @@ class _StepState:
 
     def describe(self) -> dict[str, bytes]:
         """Return a digest of each tensor and of the RNG state, by name."""
-        found = {f"parameter or buffer {name}": _digest(tensor) for name, tensor in self._iter_tensors()}
+        found = {f"parameter or buffer {name}": tensor for name, tensor in self._iter_tensors()}
         for name, parameter in self._model.named_parameters():
             if parameter.grad is not None:
-                found[f"gradient of {name}"] = _digest(parameter.grad)
+                found[f"gradient of {name}"] = parameter.grad
         for number, optimizer in enumerate(self._optimizers):
             for path, tensor in list_paths(optimizer.state_dict()["state"]):
-                found[f"state of optimizer {number}{path}"] = _digest(tensor)
-        found["random generators"] = fingerprint(repr(self._generators.state_dict()).encode())
-        return found
+                found[f"state of optimizer {number}{path}"] = tensor
+        generators = fingerprint(repr(self._generators.state_dict()).encode())
+        return {**hash_all(found), "random generators": generators}

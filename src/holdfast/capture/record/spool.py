@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -19,6 +19,7 @@ from holdfast.capture.stored.statistics import Unmeasured, measure_all
 from holdfast.json_text import Json
 from holdfast.repo.handle.repository import Repository
 from holdfast.snapshot.gc_pause import pause_gc
+from holdfast.tensors.device_digest.deferred import CollectedDigests, DeferredDigests
 
 _MAX_FAILURES: Final = 3
 """After this many segments in a row that could not be written, recording stops."""
@@ -55,6 +56,19 @@ class PendingSegment:
     steps: int = 0
     notes: tuple[str, ...] = ()
     is_last: bool = False
+    digests: CollectedDigests | Exception | None = None
+    """Digests that devices compute; an error if they could not be collected."""
+
+    def wait_digests(self) -> None:
+        """Wait for the digests of devices; after an error, the events have only the digests that are known."""
+        try:
+            if isinstance(self.digests, Exception):
+                raise self.digests
+            if self.digests is not None and self.digests.count:
+                self.events.set_blake3(self.digests.wait())
+        except Exception:
+            self.events.drop_blake3()
+            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +103,7 @@ class Spool:
         self._in_a_row = 0
         self._error: Exception | None = None
         self._new_bytes = 0
+        self._deferred = DeferredDigests()
         self._next_number = 0
         self._sealed_steps = 0
         self.pending = self._open_batch()
@@ -112,6 +127,10 @@ class Spool:
         """Return the last error since the previous call, or None."""
         error, self._error = self._error, None
         return error
+
+    def queue_digest(self, tensor: torch.Tensor) -> int:
+        """Queue the BLAKE3 of a tensor on its device; returns its index among those of the pending segment."""
+        return self._deferred.queue(tensor)
 
     def has_room(self, size_bytes: int) -> bool:
         """Return whether a copy fits into the budget; a single copy always does."""
@@ -184,6 +203,10 @@ class Spool:
         self._sealed_steps += self.pending.steps
         batch, self.pending = self.pending, self._open_batch()
         batch.notes, batch.is_last = notes, is_last
+        try:
+            batch.digests = self._deferred.collect()
+        except Exception as error:  # noqa: BLE001  # a device that fails must not stop the training here
+            batch.digests = error
         with self._changed:
             self._batches.append(batch)
             if self._thread is None:
@@ -215,11 +238,14 @@ class Spool:
                     self._changed.notify_all()
 
     def _write(self, batch: PendingSegment) -> None:
+        failure = _catch(batch.wait_digests)
         observed = batch.events
         if self._unwritten:
             self._unwritten.flat += observed.flat
             observed = self._unwritten
         try:
+            if failure is not None:
+                raise failure
             with pause_gc():  # a commit creates some objects for each tensor, and frees nearly all of them at its end
                 self._commit(batch, observed, batch.copies)
         except Exception as error:  # noqa: BLE001  # no error may stop the training; the observer reports it
@@ -263,3 +289,12 @@ class Spool:
         event = ObservedEvent(*fields)
         is_lost = event.leaf and parse_leaf(event.leaf)[0] in self._lost
         return event._replace(leaf="") if is_lost else event
+
+
+def _catch(work: Callable[[], None]) -> Exception | None:
+    """Return the error that a function raises."""
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001  # no error may stop the training; the observer reports it
+        return error
+    return None

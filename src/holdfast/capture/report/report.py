@@ -18,7 +18,14 @@ from holdfast.errors import NotFound
 from holdfast.json_text import Json
 
 MAX_ROWS: Final = 50_000
-_DETAIL_ORDER: Final[Mapping[str, int]] = {"ORIGIN": 0, "PROPAGATED": 1, "MISSING": 2, "CLOSE": 3, "EQUAL": 4}
+_DETAIL_ORDER: Final[Mapping[str, int]] = {
+    "ORIGIN": 0,
+    "PROPAGATED": 1,
+    "MISSING": 2,
+    "CLOSE": 3,
+    "UNKNOWN": 4,
+    "EQUAL": 5,
+}
 """Which classes get details first; their number is limited."""
 _BASES: Final[Mapping[str, str]] = {
     "stats": "Computed from recorded statistics: the real differences may be larger.",
@@ -56,7 +63,7 @@ class ReportRow:
     """One tensor of a step, paired or not; None for numbers that are not known."""
 
     verdict: str
-    """The class in capitals: ORIGIN, PROPAGATED, CLOSE, MISSING or EQUAL."""
+    """The class in capitals: ORIGIN, PROPAGATED, CLOSE, MISSING, UNKNOWN or EQUAL."""
     step: int
     rank: int
     phase: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
@@ -84,7 +84,10 @@ class Event(NamedTuple):
     shape: tuple[int, ...]
     """Shape of this rank's tensor or shard."""
     digest: bytes
-    """XXH3-128 of the bytes in C order: equal bytes have equal digests in every run, process and machine."""
+    """XXH3-128 of the bytes in C order: equal bytes have equal digests in every run, process and machine.
+
+    b"" if the bytes were hashed on their device alone; then `blake3` has their digest.
+    """
     module: str = ""
     """The class of the module, or the name of the operation."""
     parent: str = ""
@@ -106,12 +109,35 @@ class Event(NamedTuple):
     """Name of its bytes in the segments of the run; "" if they were not kept."""
     form: str = ""
     """The form of the call's arguments as JSON, only on the first input of the call; of settings, their text."""
+    blake3: bytes = b""
+    """BLAKE3-256 of the bytes in C order, of tensors on an accelerator or with `hashes="both"`; otherwise b""."""
+
+    @property
+    def identity(self) -> bytes:
+        """The digest by which tensors of one run are compared: BLAKE3 if there is one, otherwise XXH3."""
+        return self.blake3 or self.digest
+
+    def has_bytes_of(self, other: Event) -> bool | None:
+        """Return whether two tensors have the same bytes; None if they have no digest of the same kind."""
+        if self.blake3 and other.blake3:
+            return self.blake3 == other.blake3
+        if self.digest and other.digest:
+            return self.digest == other.digest
+        return None
 
     def __repr__(self) -> str:
         """Show where it was observed, what it is, and its digest."""
         site = self.site
         where = f"step {site.step} {site.phase}: {site.kind}{site.path} of {site.fqn or 'the model'}"
-        return f"<Event {where}, {self.dtype} {tuple(self.shape)}, {self.digest.hex()[:12]}>"
+        return f"<Event {where}, {self.dtype} {tuple(self.shape)}, {self.identity.hex()[:12]}>"
+
+
+def find_common_digests(events: Sequence[Event]) -> list[bytes] | None:
+    """Return one digest of each event, all of the same kind; None if there is no kind that all of them have."""
+    for found in ([event.blake3 for event in events], [event.digest for event in events]):
+        if all(found):
+            return found
+    return None
 
 
 @dataclass(slots=True, eq=False)
@@ -159,9 +185,11 @@ class ObservedEvent(NamedTuple):
     measured: Measured | None = None
     leaf: str = ""
     form: str = ""
+    blake3: bytes | int = b""
+    """The index of its digest among those that the devices are computing, until these are known."""
 
 
-EventFields: TypeAlias = tuple[int, int, EventFacts, bytes, int, Measured | None, str, str]
+EventFields: TypeAlias = tuple[int, int, EventFacts, bytes, int, Measured | None, str, str, bytes | int]
 """The fields of an `ObservedEvent` as a plain tuple."""
 
 
@@ -193,6 +221,23 @@ class ObservedEvents:
         """Yield all values of one field after those of the other."""
         count = len(ObservedEvent._fields)
         return (self.flat[start::count] for start in range(count))
+
+    def set_blake3(self, digests: Sequence[bytes]) -> None:
+        """Replace the indices of digests by the digests themselves."""
+        count = len(ObservedEvent._fields)
+        for at in range(count - 1, len(self.flat), count):
+            if isinstance(self.flat[at], int):
+                self.flat[at] = digests[self.flat[at]]
+
+    def drop_blake3(self) -> None:
+        """Drop digests that are not known yet, and events that have no other."""
+        events = [ObservedEvent(*fields) for fields in self]
+        self.flat = []
+        for event in events:
+            if not isinstance(event.blake3, int):
+                self.flat += event
+            elif event.digest:
+                self.flat += event._replace(blake3=b"")
 
     def keep_last(self, count: int) -> None:
         """Drop all events but the last `count`."""

@@ -93,6 +93,12 @@ def observe(tensor: torch.Tensor) -> ObservedTensor:
     return TensorInspector().observe(tensor)
 
 
+def observe_remote(tensor: torch.Tensor) -> ObservedTensor:
+    """Observe a local tensor without its bytes, which stay on its device."""
+    verify_kind(tensor)
+    return ObservedTensor(tensor.dtype, tuple(tensor.shape), _EMPTY, None)
+
+
 class TensorInspector:
     """Observes tensors; a kind of tensor that was found to be ordinary is not inspected again."""
 
@@ -105,7 +111,7 @@ class TensorInspector:
         dtype = tensor.dtype
         kind = (dtype, _find_keys(tensor).raw_repr())
         if kind not in self._ordinary or type(tensor) not in ORDINARY_CLASSES:
-            _verify_kind(tensor)
+            verify_kind(tensor)
             if tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg():
                 self._ordinary.add(kind)
         shape, size_bytes = tuple(tensor.shape), tensor.nbytes
@@ -149,7 +155,8 @@ class TensorInspector:
         )
 
 
-def _verify_kind(tensor: torch.Tensor) -> None:
+def verify_kind(tensor: torch.Tensor) -> None:
+    """Raise Unsupported if a tensor has no bytes of its own, or its bytes alone do not describe it."""
     if not has_own_bytes(tensor) or tensor.is_meta or _is_functional(tensor) or _is_transformed(tensor):
         raise Unsupported(f"a {type(tensor).__qualname__} of layout {tensor.layout} has no bytes of its own")
     if tensor.is_quantized or items_per_byte(tensor.dtype) != 1:

@@ -30,10 +30,17 @@ from holdfast.trees.registered import Types
 PREFIX: Final = "@runs/"
 TABLE: Final = "table"
 TENSORS: Final = "tensors"
-_VERSION: Final = 1
+_VERSION: Final = 2
+"""Segments without BLAKE3 digests have version 1, which older versions of Holdfast read."""
 _KEY: Final = "run"
 """Key of a snapshot's metadata under which the facts of a segment are stored."""
 DIGEST_BYTES: Final = 16
+BLAKE3_BYTES: Final = 32
+_HASHES: Final = "hashes"
+_STRONG: Final = "blake3"
+"""Columns of a table in which an event has a BLAKE3 digest: which digests each event has, and those of BLAKE3."""
+_XXH3: Final = 1
+_BLAKE3: Final = 2
 NO_ROOT: Final = b""
 """The root of a step without events."""
 Columns = Mapping[str, np.ndarray[Any, Any]]
@@ -84,19 +91,21 @@ def write_segment(
     repo: Repository, segment: Segment, events: ObservedEvents, tensors: Mapping[int, torch.Tensor]
 ) -> SaveResult:
     """Commit a segment; the tensors must not change until this returns."""
+    table = encode_events(events)
     tree: dict[str, Any] = {
-        TABLE: encode_events(events),
+        TABLE: table,
         TENSORS: {str(number): tensor for number, tensor in tensors.items()},
     }
     # Most chunks that are reused were written by this run a moment ago; reading them again to verify them would take
     # longer than writing them. `check` and `scrub` find bit rot.
-    options = SaveOptions(metadata={_KEY: _encode(segment)}, environment=False, verify_reuse=False)
+    metadata = {_KEY: _encode(segment, has_blake3=_HASHES in table)}
+    options = SaveOptions(metadata=metadata, environment=False, verify_reuse=False)
     return save_tree(repo, segment.name, tree, options, types=Types())
 
 
-def _encode(segment: Segment) -> dict[str, Json]:
+def _encode(segment: Segment, *, has_blake3: bool) -> dict[str, Json]:
     return {
-        "version": _VERSION,
+        "version": _VERSION if has_blake3 else 1,
         "world": segment.world,
         "started": segment.started_s,
         "environment": dict(segment.environment),
@@ -164,10 +173,11 @@ def advance_roots(roots: dict[int, bytes], events: ObservedEvents) -> set[int]:
     """Advance the root of each step by its events; returns the steps that have any."""
     found: dict[int, bytes] = {}
     last, root = -1, NO_ROOT
-    for _, step, facts, digest, *_ in events:
+    for _, step, facts, digest, _, _, _, _, blake3 in events:
+        assert isinstance(blake3, bytes), "it is known before events are written"
         if step != last:
             last, root = step, found.get(step) or roots.get(step, NO_ROOT)
-        root = found[step] = advance_root(root, step, facts.text, digest)
+        root = found[step] = advance_root(root, step, facts.text, blake3 or digest)
     roots.update(found)
     return set(found)
 
@@ -177,7 +187,7 @@ def compute_root(events: Iterable[Event]) -> bytes:
     root = NO_ROOT
     for event in events:
         step, *place = event.site
-        root = advance_root(root, step, ascii((*place, event.dtype, event.shape))[1:], event.digest)
+        root = advance_root(root, step, ascii((*place, event.dtype, event.shape))[1:], event.identity)
     return root
 
 
@@ -196,7 +206,7 @@ class _Texts:
 
 def encode_events(events: ObservedEvents) -> dict[str, np.ndarray[Any, Any]]:
     """Return the columns of a table of events; the rank is not stored in it."""
-    seqs, steps, facts, digests, aliases, measured, leaves, forms = events.iter_columns()
+    seqs, steps, facts, digests, aliases, measured, leaves, forms, blake3 = events.iter_columns()
     texts = _Texts()
     rows: dict[EventFacts, int] = {}
     # Numpy converts lists of Python numbers several times slower than arrays of Python.
@@ -224,11 +234,27 @@ def encode_events(events: ObservedEvents) -> dict[str, np.ndarray[Any, Any]]:
     return {
         "numbers": _join_numbers(facts_numbers, array("q", map(rows.__getitem__, facts)), own),
         "ragged": np.array(_join_ragged(facts, stats), dtype=np.int64),
-        "digests": np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(events), DIGEST_BYTES),
+        **_encode_digests(digests, blake3),
         "values": np.array(values, dtype=np.float64).reshape(-1, 4),
         "counts": np.array(counts, dtype=np.int64).reshape(-1, 3),
         "texts": texts.encode(),
     }
+
+
+def _encode_digests(digests: Sequence[bytes], blake3: Sequence[bytes]) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the columns of digests; those of BLAKE3 only if an event has one."""
+    if not any(blake3):
+        return {"digests": _stack_digests(digests, DIGEST_BYTES)}
+    kinds = [bool(weak) * _XXH3 | bool(strong) * _BLAKE3 for weak, strong in zip(digests, blake3, strict=True)]
+    return {
+        "digests": _stack_digests([each or bytes(DIGEST_BYTES) for each in digests], DIGEST_BYTES),
+        _HASHES: np.array(kinds, dtype=np.uint8),
+        _STRONG: _stack_digests([each for each in blake3 if each], BLAKE3_BYTES),
+    }
+
+
+def _stack_digests(digests: Sequence[bytes], size_bytes: int) -> np.ndarray[Any, Any]:
+    return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(digests), size_bytes)
 
 
 def _join_ragged(facts: Sequence[EventFacts], stats: Sequence[Stats | None]) -> array[int]:
@@ -276,15 +302,30 @@ def _verify_shapes(columns: Columns) -> Columns:
     count = columns["numbers"].shape[1]
     if columns["numbers"].shape[0] != len(_NUMBERS) or columns["digests"].shape != (count, DIGEST_BYTES):
         raise ValueError(f"the columns of {count} events have different lengths")
+    if _HASHES in columns:
+        strong = int(np.count_nonzero(columns[_HASHES] & _BLAKE3))
+        if columns[_HASHES].shape != (count,) or columns[_STRONG].shape != (strong, BLAKE3_BYTES):
+            raise ValueError(f"{count} events have {columns[_STRONG].shape} digests of BLAKE3")
     return columns
+
+
+def _iter_digests(columns: Columns) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the XXH3 and the BLAKE3 of each event; b"" for one that it does not have."""
+    digests = map(bytes, columns["digests"])
+    if _HASHES not in columns:
+        yield from ((digest, b"") for digest in digests)
+        return
+    strong = map(bytes, columns[_STRONG])
+    for digest, kinds in zip(digests, columns[_HASHES].tolist(), strict=True):
+        yield digest if kinds & _XXH3 else b"", next(strong) if kinds & _BLAKE3 else b""
 
 
 def _iter_events(columns: Columns, rank: int) -> Iterable[Event]:
     texts = json.loads(columns["texts"].tobytes())
     ragged = _Ragged(columns["ragged"].tolist())
     stats = zip(columns["values"].tolist(), columns["counts"].tolist(), strict=True)
-    digests = columns["digests"].tobytes()
-    for index, row in enumerate(columns["numbers"].T.tolist()):
+    rows = columns["numbers"].T.tolist()
+    for row, (digest, blake3) in zip(rows, _iter_digests(columns), strict=True):
         fact = dict(zip(_NUMBERS, row, strict=True))
         text = {name: texts[fact[name]] for name in _TEXTS}
         site = Site(
@@ -298,7 +339,7 @@ def _iter_events(columns: Columns, rank: int) -> Iterable[Event]:
             rank=rank,
             dtype=text["dtype"],
             shape=shape,
-            digest=digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES],
+            digest=digest,
             module=text["module"],
             parent=text["parent"],
             recompute=bool(fact["recompute"]),
@@ -310,6 +351,7 @@ def _iter_events(columns: Columns, rank: int) -> Iterable[Event]:
             stats=_make_stats(*next(stats), ragged.take(fact["bins"])) if fact["has_stats"] else None,
             leaf=format_leaf(fact["leaf_segment"], fact["leaf_number"]) if fact["leaf_segment"] >= 0 else "",
             form=text["form"],
+            blake3=blake3,
         )
 
 

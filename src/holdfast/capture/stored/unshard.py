@@ -11,10 +11,11 @@ from typing import Final, Literal
 
 import torch
 
-from holdfast.capture.stored.events import Event, Site
+from holdfast.capture.stored.events import Event, Site, find_common_digests
 from holdfast.capture.stored.observed import observe
 from holdfast.capture.stored.runs import Run
 from holdfast.capture.stored.segments import compute_root
+from holdfast.digest import hash_bytes
 from holdfast.errors import NotFound
 from holdfast.lru import LruCache
 from holdfast.repo.format.boxes import Box, slices
@@ -133,13 +134,17 @@ class Gathering:
     def _join(self, group: Sequence[Event], leaf: str) -> tuple[Event, tuple[Event, ...]]:
         first = group[0]
         dim = find_dim(self._dims, first)
-        is_same = len({(event.digest, event.dtype, event.shape) for event in group}) == 1
+        digests = find_common_digests(group)
+        contents = zip(group, digests or (), strict=False)
+        is_same = len({(digest, event.dtype, event.shape) for event, digest in contents}) == 1
         is_whole = not any(map(is_sharded, group)) and (
             is_same or dim == "replicate" or first.site.kind in ("rng", "setting")
         )
         if is_whole and (dim is None or dim == "replicate"):
             return _as_whole(first)._replace(leaf=leaf if first.leaf else ""), (first,)
         if not any(map(is_sharded, group)) and (dim is None or dim == "replicate"):
+            if digests is None:
+                raise _CannotGather("their digests are of different kinds; record them with hashes='both'")
             raise _CannotGather("they differ between ranks; name them in dims to say how to combine them")
         if not all(event.leaf for event in group):
             raise _CannotGather("only digests or stats of their shards were kept; record them with level='full'")
@@ -148,8 +153,9 @@ class Gathering:
         except (NotFound, RuntimeError) as error:
             raise _CannotGather(f"{type(error).__name__}: {error}") from error
         observed = observe(whole)
-        joined = _as_whole(first)._replace(shape=observed.shape, digest=observed.digest(), stats=None, leaf=leaf)
-        return joined, tuple(group)
+        blake3 = hash_bytes(observed.data) if any(event.blake3 for event in group) else b""
+        joined = _as_whole(first)._replace(shape=observed.shape, digest=observed.digest(), blake3=blake3)
+        return joined._replace(stats=None, leaf=leaf), tuple(group)
 
     def _assemble(self, group: Sequence[Event]) -> torch.Tensor:
         first = group[0]

@@ -277,13 +277,14 @@ def _print_diff(diff: RunDiff, output: Output, *, is_all: bool) -> None:
         output.line(f"also: {origin}")
     for note in diff.notes:
         output.line(f"note: {note}")
-    # There are many close tensors, and they are seldom of interest.
-    rows = diff.rows if is_all else [row for row in diff.rows if row.cls != "close"][:_MAX_LINES]
+    # There are many of these, and they are seldom of interest.
+    rows = diff.rows if is_all else [row for row in diff.rows if row.cls not in ("close", "unknown")][:_MAX_LINES]
     if rows:
         output.line()
         output.table(_HEADERS, [_format_row(row) for row in rows], right="STEP REL MAX COS ULP OVER")
     output.cut(len(diff.rows) - len(rows))
-    output.line(", ".join(f"{diff.counts[name]} {name}" for name in CLASSES) + _describe_skipped(diff))
+    shown = [name for name in CLASSES if name != "unknown" or diff.counts[name]]
+    output.line(", ".join(f"{diff.counts[name]} {name}" for name in shown) + _describe_skipped(diff))
 
 
 def _describe_skipped(diff: RunDiff) -> str:

@@ -126,7 +126,7 @@ def label_site(site: Site) -> str:
 
 
 def _shorten(event: Event) -> str:
-    return event.digest.hex()[:12]
+    return event.identity.hex()[:12]
 
 
 def _find_level(event: Event) -> str:
@@ -143,6 +143,7 @@ def _describe(event: Event) -> dict[str, Json]:
         "dtype": event.dtype,
         "shape": list(event.shape),
         "digest": event.digest.hex(),
+        "blake3": event.blake3.hex(),
         "level": _find_level(event),
         "module": event.module,
         "source": event.source,
@@ -163,7 +164,9 @@ def _run_tensor(options: Namespace, url: str, output: Output) -> int:
     other = read_run(repo, options.against) if options.against is not None else None
     event = _find_event(run, options)
     theirs = _find_partner(other, event) if other else None
-    is_equal = theirs is None or (event.digest, event.dtype, event.shape) == (theirs.digest, theirs.dtype, theirs.shape)
+    is_equal = theirs is None or (
+        (event.dtype, event.shape) == (theirs.dtype, theirs.shape) and event.has_bytes_of(theirs)
+    )
     bins = min(max(1, options.bins), _MAX_BINS)
     summaries = _summarize(run, event, other, theirs, bins=bins)
     tensor = run.read_tensor(event) if event.leaf else None
@@ -174,7 +177,7 @@ def _run_tensor(options: Namespace, url: str, output: Output) -> int:
         return 0 if is_equal else 1
     output.line(f"step {event.site.step}, {event.site.phase}, rank {event.rank}: {name_site(event.site)}")
     level_note = "" if event.leaf else f", recorded at level {_find_level(event)}: its values were not recorded"
-    output.line(f"{event.dtype} {event.shape}, digest {event.digest.hex()}{level_note}")
+    output.line(f"{event.dtype} {event.shape}, digest {event.identity.hex()}{level_note}")
     if event.source:
         output.line(f"{event.module} at {event.source}")
     if tensor is not None:
@@ -182,8 +185,15 @@ def _run_tensor(options: Namespace, url: str, output: Output) -> int:
             output.line(line)
     _print_summaries(summaries, [run, *([other] if other else [])], output)
     if theirs:
-        output.line("equal" if is_equal else "differs  " + (format_measure(measure) if measure else ""))
+        output.line("equal" if is_equal else _describe_difference(is_equal, measure))
     return 0 if is_equal else 1
+
+
+def _describe_difference(is_equal: bool | None, measure: TensorDistance | None) -> str:
+    """Return a line on two tensors that are not equal; None for `is_equal` means that their bytes are not known."""
+    if is_equal is None and (measure is None or measure.basis == "digest"):
+        return "cannot be compared: the digests are of different kinds, and neither values nor statistics were kept"
+    return "differs  " + (format_measure(measure) if measure else "")
 
 
 def _find_event(run: Run, options: Namespace) -> Event:

@@ -176,3 +176,13 @@ def test_fifty_thousand_events_take_seconds(kind: str) -> None:
 
     assert len(found.pairs) >= (count - 7) * 0.9
     assert time.process_time() - start < 20
+
+
+def test_events_are_paired_by_bytes_only_if_they_have_a_digest_of_the_same_kind() -> None:
+    host = make_event(0, "a", "output", digest=b"1")
+    remote = host._replace(site=host.site._replace(fqn="b", kind="grad"), digest=b"", blake3=b"1")
+    both = remote._replace(digest=b"1")
+
+    assert align([host], [remote]).pairs == ()
+    assert [pair.how for pair in align([host], [both]).pairs] == ["digest"]
+    assert [pair.how for pair in align([remote], [both._replace(site=host.site)]).pairs] == ["digest"]

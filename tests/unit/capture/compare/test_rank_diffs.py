@@ -8,7 +8,8 @@ import torch
 
 from holdfast.capture.compare.compare import diff_runs
 from holdfast.capture.compare.rank_diffs import diff_ranks
-from tests.kit.made_runs import WEIGHT, Observation, make_tensor_run, sharded_rank
+from tests.kit.made_runs import WEIGHT, Observation, hash_elsewhere, make_tensor_run, sharded_rank
+from tests.kit.runs_in_memory import make_run
 
 
 def one_rank(seed: int = 0, *, weight: torch.Tensor = WEIGHT) -> list[Observation]:
@@ -109,3 +110,22 @@ def test_what_ranks_reduce_together_is_passed_on_from_the_rank_that_differs() ->
     result = diff_runs(make_tensor_run(*ranks(1.0, 1.0)), make_tensor_run(*ranks(2.0, 3.0)))
 
     assert [(origin.rank, origin.fqn, origin.kind) for origin in result.origins] == [(1, "lin", "input")]
+
+
+def test_ranks_whose_digests_are_of_different_kinds_are_not_said_to_differ() -> None:
+    run = make_tensor_run(one_rank(1), one_rank(2, weight=WEIGHT * 2), one_rank(3))
+    mixed = make_run(run.facts, [hash_elsewhere(event) if event.rank == 2 else event for event in run.events(0)])
+
+    found = diff_ranks(mixed)
+
+    assert (found.origin, found.checked) == (None, 0)
+    assert found.notes[-1].startswith("3 tensors were not compared: their digests are of different kinds")
+
+
+def test_ranks_that_all_hash_on_their_devices_are_compared_by_these_digests() -> None:
+    run = make_tensor_run(one_rank(1), one_rank(2, weight=WEIGHT * 2))
+
+    found = diff_ranks(make_run(run.facts, map(hash_elsewhere, run.events(0))))
+
+    assert found.origin is not None
+    assert found.origin.fqn == "lin.weight"

@@ -6,7 +6,10 @@ import torch
 import torch.utils.checkpoint
 
 from holdfast.capture.compare.compare import diff_runs
+from holdfast.capture.stored.events import Event
+from tests.kit.made_runs import hash_elsewhere
 from tests.kit.planted_faults import Plant, Tiny, find_origin, leave_dropout_on, name, train, train_well
+from tests.kit.runs_in_memory import make_run
 
 
 def test_a_repeated_run_shows_what_is_noise() -> None:
@@ -69,3 +72,22 @@ def test_stats_alone_give_a_lower_bound() -> None:
     assert origin.measure is not None
     assert origin.measure.basis == "stats"
     assert (origin.measure.max_abs or 0) > 0
+
+
+def test_digests_of_different_kinds_neither_differ_nor_match() -> None:
+    good, bad = train_well(), train(leave_dropout_on, steps=1)
+    remote = make_run(good.facts, [hash_elsewhere(event) for step in good.steps for event in good.events(step)])
+    bare = make_run(bad.facts, [strip(event) for step in bad.steps for event in bad.events(step)])
+
+    for a, b in ((remote, bare), (bare, remote)):
+        found = diff_runs(a, b)
+        assert found.origin is None
+        assert not found.is_match
+        assert found.counts["unknown"] == len([row for row in found.rows if row.cls == "unknown"]) > 0
+        assert "could not be compared: their digests are of different kinds" in found.headline
+        assert any(note.startswith("digests are of different kinds") for note in found.notes)
+
+
+def strip(event: Event) -> Event:
+    """Return an event as level "digest" records it."""
+    return event._replace(leaf="", stats=None)

@@ -20,6 +20,7 @@ from tests.kit.recorded_training import new_repo, new_training
         ({"queue_bytes": 0}, "queue_bytes must be more than 0"),
         ({"when_full": "panic"}, "when_full must be one of 'block', 'degrade', 'raise'"),
         ({"compiled": "no"}, "compiled must be one of"),
+        ({"hashes": "sha1"}, "hashes must be one of 'auto', 'both', not 'sha1'"),
     ],
 )
 def test_invalid_values_are_refused(choices: dict[str, object], text: str) -> None:

@@ -17,6 +17,7 @@ from holdfast.errors import StoreError, StoreFull
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.layout import MANIFESTS
 from holdfast.repo.handle.repository import open_repository
+from holdfast.tensors.device_digest.deferred import DeferredDigests
 from holdfast.testing.faults import Fault, FaultyStore
 from tests.faults.hooked_store import HookedStore
 from tests.kit.recorded_training import count_hooks, leave_out_settings, new_repo, new_training, record_steps
@@ -184,3 +185,23 @@ def test_where_segments_end_does_not_depend_on_how_far_the_writer_is(monkeypatch
 
     assert len(behind) > 4
     assert ahead == behind
+
+
+def test_an_error_of_a_device_that_is_asked_for_digests_becomes_that_of_a_segment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(self: DeferredDigests) -> None:
+        raise RuntimeError("the device is lost")
+
+    training, repo = new_training(), new_repo()
+    with training.record(repo, segment_steps=1) as rec:
+        training.step()
+        with monkeypatch.context() as patch:
+            patch.setattr(DeferredDigests, "collect", fail)
+            with pytest.warns(RecordingWarning, match="could not be written.*RuntimeError: the device is lost"):
+                rec.flush()
+        training.step()
+        training.step()
+
+    # Digests of the host are known, and written with the next segment.
+    assert list(read_run(repo, "run").steps) == [0, 1, 2]

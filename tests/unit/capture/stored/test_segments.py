@@ -25,6 +25,49 @@ def test_events_are_decoded_as_they_were_encoded() -> None:
     assert decode_events(encode_events(as_observed(events)), rank=0, what="it") == events
 
 
+def test_events_with_digests_of_both_kinds_are_decoded_as_they_were_encoded() -> None:
+    remote = make_output(1)._replace(digest=b"", blake3=bytes(range(32)))
+    events = [make_output(0), remote, FULL_EVENT._replace(blake3=bytes(32)), make_output(3)]
+
+    table = encode_events(as_observed(events))
+
+    assert decode_events(table, rank=0, what="it") == events
+    assert {"hashes", "blake3"} & encode_events(as_observed([make_output(0), FULL_EVENT])).keys() == set()
+
+
+@pytest.mark.parametrize("column", ["hashes", "blake3"])
+def test_a_table_that_lacks_a_digest_is_refused(column: str) -> None:
+    remote = [make_output(number)._replace(digest=b"", blake3=bytes(32)) for number in range(3)]
+    table = encode_events(as_observed(remote))
+
+    with pytest.raises(Corrupt, match="its table of events is invalid"):
+        decode_events({**table, column: table[column][:-1]}, rank=0, what="it")
+
+
+def test_the_root_of_a_step_covers_the_stronger_digest() -> None:
+    both = make_output(0)._replace(blake3=bytes(32))
+    remote = both._replace(digest=b"")
+
+    assert compute_root([both]) == compute_root([remote]) != compute_root([make_output(0)])
+    roots: dict[int, bytes] = {}
+    advance_roots(roots, as_observed([remote]))
+    assert roots == {0: compute_root([remote])}
+
+
+def test_digests_of_devices_take_the_place_of_their_numbers() -> None:
+    events = as_observed([make_output(number) for number in range(4)])
+    numbers: list[bytes | int] = [b"", 1, 0, 1]
+    events.flat[8::9] = numbers
+    events.flat[3::9] = [b"host", b"", b"", b"both"]
+
+    known = ObservedEvents(events)
+    known.set_blake3([b"first", b"second"])
+    assert [fields[-1] for fields in known] == [b"", b"second", b"first", b"second"]
+
+    events.drop_blake3()
+    assert [(fields[0], fields[3], fields[-1]) for fields in events] == [(0, b"host", b""), (3, b"both", b"")]
+
+
 def test_an_empty_table_is_decoded() -> None:
     assert decode_events(encode_events(ObservedEvents()), rank=0, what="it") == []
 
@@ -76,7 +119,7 @@ def test_a_recorder_that_adds_events_creates_no_object_for_the_garbage_collector
     before = len(gc.get_objects())
 
     for seq in range(1000):
-        events.flat += (seq, 0, facts, bytes(16), -1, None, "", "")
+        events.flat += (seq, 0, facts, bytes(16), -1, None, "", "", b"")
 
     assert len(gc.get_objects()) - before < 100
     assert [seq for seq, *_ in events] == [*range(1000)]

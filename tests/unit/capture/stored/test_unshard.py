@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from holdfast.capture.compare.compare import DiffOptions, diff_runs
 from holdfast.capture.stored.unshard import gather_run
-from tests.kit.made_runs import WEIGHT, Observation, make_tensor_run, sharded_rank
+from tests.kit.made_runs import WEIGHT, Observation, hash_elsewhere, make_tensor_run, sharded_rank
+from tests.kit.runs_in_memory import make_run
 
 
 def test_a_sharded_run_is_compared_with_a_full_one() -> None:
@@ -48,3 +49,14 @@ def test_shards_that_do_not_cover_the_whole_are_left_out_with_a_note() -> None:
 
     assert run.events(0) == ()
     assert "their shards do not cover the whole tensor" in gathering.notes[0]
+
+
+def test_replicas_whose_digests_are_of_different_kinds_are_left_out_with_a_note() -> None:
+    ranks: list[list[Observation]] = [[("a", "output", WEIGHT)] for _ in range(2)]
+    run = make_tensor_run(*ranks)
+    mixed = make_run(run.facts, [hash_elsewhere(event) if event.rank else event for event in run.events(0)])
+
+    whole, gathering = gather_run(mixed)
+
+    assert whole.events(0) == ()
+    assert "their digests are of different kinds; record them with hashes='both'" in gathering.notes[0]

@@ -1,12 +1,14 @@
 // Decodes the data of the page: columns by name, and texts by number. Names are always text, never markup.
-const CLASSES = ["ORIGIN", "PROPAGATED", "CLOSE", "MISSING", "EQUAL"];
-const ROLE = new Set(CLASSES);
+const data = JSON.parse(document.getElementById("data").textContent);
+const ROLE = new Set(["ORIGIN", "PROPAGATED", "CLOSE", "MISSING", "EQUAL"]);
+const CLASSES = [...ROLE, ...(data.counts.UNKNOWN ? ["UNKNOWN"] : [])];
 const MEANING = {
   ORIGIN: "differs, its inputs do not",
   PROPAGATED: "differs because its inputs do",
   CLOSE: "within the tolerance",
   MISSING: "in one run only",
   EQUAL: "the same bytes",
+  UNKNOWN: "could not be compared",
 };
 const EXPLAINED = {
   ORIGIN: "ORIGIN: this tensor differs although everything that it was computed from is equal. The cause is in this call.",
@@ -14,12 +16,12 @@ const EXPLAINED = {
   CLOSE: "CLOSE: the difference is within the tolerance.",
   MISSING: "MISSING: only one of the two runs has this tensor.",
   EQUAL: "EQUAL: both runs have the same bytes.",
+  UNKNOWN: "UNKNOWN: the digests are of different kinds, and neither values nor statistics were kept.",
 };
 const NUMBERS = ["rel", "abs", "cos", "sqnr", "ulp", "mismatch"];
 const TEXTS = ["phase", "kind", "fqn", "path", "verdict", "dtype", "shape", "module", "source", "pairing", "note", "bad"];
 const COUNTS = ["step", "rank", "call"];
 
-const data = JSON.parse(document.getElementById("data").textContent);
 const rows = decode(data);
 
 function decode(raw) {
@@ -46,7 +48,7 @@ function className(verdict) {
 
 function isDifferent(row) {
   const verdict = text("verdict", row);
-  return verdict !== "EQUAL" && verdict !== "CLOSE";
+  return !["EQUAL", "CLOSE", "UNKNOWN"].includes(verdict);
 }
 
 // Beyond this, units in the last place mean nothing: small values of opposite sign are billions of units apart.
