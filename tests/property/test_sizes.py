@@ -15,7 +15,7 @@ from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, read_snapshot
 from holdfast.repo.upkeep.transfer import copy_snapshot
-from holdfast.repo.upkeep.usage import find_leases, find_new_bytes, read_usage
+from holdfast.repo.upkeep.usage import find_leases, find_new_bytes, read_usage, sum_new_bytes
 from holdfast.repo.write.transaction import ManifestPart
 from holdfast.repo.write.writer import Placement, Request, SaveResult, save
 from tests.kit.saving import keys, new_repo, noise, save_bytes
@@ -51,7 +51,7 @@ def verify(repo: Repository, result: SaveResult, *, packed_before: int, content_
     if not result.existed:
         manifests = read_manifests(repo.store, snapshot.manifest)
         new = find_new_bytes(find_leases(snapshot, manifests), manifests.iter_entries())
-        assert sum(new) == result.new_bytes
+        assert sum(new) == sum_new_bytes(find_leases(snapshot, manifests), manifests) == result.new_bytes
     for usage in read_usage(repo.store, [snapshot]).snapshots:
         assert 0 <= usage.own_bytes <= usage.stored_bytes
         assert usage.shared_bytes >= 0

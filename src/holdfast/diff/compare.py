@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from holdfast.diff.changes import Aspect, Change, Diff
 from holdfast.diff.facts import Content, LeafEntry, LeafFacts, find_facts, is_stored, join_role, parse_leaf, parse_shape
-from holdfast.diff.items import ReadableEntry, find_layout, find_stride, is_same, list_chunks
+from holdfast.diff.items import ReadableEntry, find_layout, find_stride, is_same
 from holdfast.errors import NotFound
 from holdfast.json_text import Json, canonical_json
-from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.entry import ChunkTable
 from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
@@ -56,7 +57,7 @@ def compare(repo: Repository, a: CommittedSnapshot, b: CommittedSnapshot, *, onl
     """
     if a.digest == b.digest:
         return Diff(a, b, (), b.num_entries, b.logical_bytes, b.logical_bytes)
-    with Opened(open_snapshot(repo, a)) as before, Opened(open_snapshot(repo, b)) as after:
+    with Opened(open_snapshot(repo, a)) as before, Opened(open_snapshot(repo, b)) as after, before.pausing_gc():
         comparison = _Comparison(
             SnapshotSide(before, only), SnapshotSide(after, only), limit_bytes=repo.budget_bytes // 4
         )
@@ -67,8 +68,11 @@ def compare(repo: Repository, a: CommittedSnapshot, b: CommittedSnapshot, *, onl
 
 
 def _count_shared(before: SnapshotSide, after: SnapshotSide) -> int:
-    known = {chunk.digest for entry in before.iter_entries() for chunk in entry.chunks}
-    return sum(chunk.size_bytes for entry in after.iter_entries() for chunk in entry.chunks if chunk.digest in known)
+    known = {digest for table in before.iter_chunks() for digest in table.digest_list}
+    tables = after.iter_chunks()
+    return sum(
+        size for table in tables for digest, size in zip(table.digest_list, table.sizes, strict=True) if digest in known
+    )
 
 
 class _Comparison:
@@ -133,7 +137,7 @@ class _Comparison:
             yield Change(leaf.name, leaf.path_json, *facts, tuple(aspects))
         else:
             self.equal += 1
-            self.equal_bytes += sum(part.entry.size_bytes for part in y.parts.values()) if y else 0
+            self.equal_bytes += sum(part.size_bytes for part in y.parts.values()) if y else 0
 
     def _compare_plain(self, key: PathKey) -> Iterator[Aspect]:
         """Compare two leaves, at least one of which is a plain value."""
@@ -161,7 +165,7 @@ class _Comparison:
 
     def _compare_parts(self, a: LeafEntry, b: LeafEntry, role: str) -> Iterator[Aspect]:
         # Fast path: most parts are equal, and there may be very many.
-        if a.entry.spec == b.entry.spec and list_chunks(a.entry) == list_chunks(b.entry):
+        if a.spec == b.spec and a.chunks == b.chunks:
             return
         if a.kind != b.kind:
             yield Aspect("kind", a.kind, b.kind, role)
@@ -259,18 +263,31 @@ class SnapshotSide:
         wanted = [leaf for leaf in opened.leaves if not only or matches(leaf.name, only)]
         self.leaves: dict[PathKey, Leaf] = {find_key(leaf.path_json): leaf for leaf in wanted}
         # With patterns, containers are not compared: their order and attributes concern all of their leaves.
-        self.containers = {} if only else {find_key(found.path): found for found in _iter_containers(opened.tree)}
-        self.contents: dict[PathKey, Content] = {
-            key: parse_leaf(self.manifest, leaf) for key, leaf in self.leaves.items() if is_stored(leaf)
-        }
+        self._has_containers = not only
+
+    @cached_property
+    def containers(self) -> Mapping[PathKey, Container]:
+        """The containers by path; none with patterns."""
+        found = _iter_containers(self.opened.tree) if self._has_containers else ()
+        return {find_key(each.path): each for each in found}
+
+    @cached_property
+    def contents(self) -> Mapping[PathKey, Content]:
+        """The entries of all leaves that have any, by path."""
+        return {key: parse_leaf(self.manifest, leaf) for key, leaf in self.leaves.items() if is_stored(leaf)}
+
+    def find_content(self, key: PathKey) -> Content | None:
+        """Return the entries of one leaf; None if it has none, or if there is no such leaf. Parses no other leaf."""
+        leaf = self.leaves.get(key)
+        return parse_leaf(self.manifest, leaf) if leaf is not None and is_stored(leaf) else None
 
     def find_facts(self, key: PathKey) -> LeafFacts:
         """Return the facts of the leaf at a path."""
         return find_facts(self.leaves[key], self.contents.get(key, Content()))
 
-    def iter_entries(self) -> Iterator[Entry]:
-        """Yield the entries of all leaves."""
-        return (part.entry for content in self.contents.values() for part in content.parts.values())
+    def iter_chunks(self) -> Iterator[ChunkTable]:
+        """Yield the chunks of the entries of all leaves."""
+        return (part.chunks for content in self.contents.values() for part in content.parts.values())
 
 
 def find_key(path: Iterable[Json]) -> PathKey:
@@ -327,7 +344,7 @@ def _find_objects(side: SnapshotSide) -> _Groups:
 def _find_memory(side: SnapshotSide) -> _Groups:
     # A part that shares memory with no other is a group of its own.
     return {
-        (key, role): part.entry.alias or (key, role)
+        (key, role): part.alias or (key, role)
         for key, content in side.contents.items()
         for role, part in content.parts.items()
     }

@@ -8,7 +8,7 @@ from typing import Final
 
 from holdfast.errors import Corrupt, NewerFormat
 from holdfast.json_text import Json
-from holdfast.repo.format.entry import Entry
+from holdfast.repo.format.entry import ChunkTable, Entry
 from holdfast.repo.format.manifest import Manifest
 from holdfast.trees.outline import Leaf, format_value, iter_leaves
 
@@ -48,16 +48,49 @@ class LeafFacts:
         }
 
 
-@dataclass(frozen=True, slots=True)
 class LeafEntry:
-    """One entry of a leaf."""
+    """One entry of a leaf. Its chunks are created when `entry` is read: a list of leaves does not need them."""
 
-    entry: Entry
+    __slots__ = ("_entry", "_manifest", "_position")
+
+    def __init__(self, manifest: Manifest, position: int) -> None:
+        """Refer to the entry at a position of a manifest."""
+        self._manifest = manifest
+        self._position = position
+        self._entry: Entry | None = None
+
+    @property
+    def entry(self) -> Entry:
+        """The entry, with its chunks."""
+        if self._entry is None:
+            self._entry = self._manifest.entry(self._position)
+        return self._entry
+
+    @property
+    def name(self) -> str:
+        """The name of the entry."""
+        return self._manifest.names[self._position]
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the entry."""
+        return self._manifest.find_facts(self._position)[1]
+
+    @property
+    def alias(self) -> int:
+        """A number that entries which share memory have in common; 0 for none."""
+        return self._manifest.find_facts(self._position)[2]
+
+    @property
+    def chunks(self) -> ChunkTable:
+        """The cuts and digests of its chunks."""
+        return self._manifest.find_chunks(self._position)
 
     @property
     def spec(self) -> Mapping[str, Json]:
         """The spec of the entry; empty if it has none."""
-        return self.entry.spec if isinstance(self.entry.spec, dict) else {}
+        spec = self._manifest.find_facts(self._position)[0]
+        return spec if isinstance(spec, dict) else {}
 
     @property
     def kind(self) -> str:
@@ -96,6 +129,15 @@ def parse_leaf(manifest: Manifest, leaf: Leaf) -> Content:
     return content
 
 
+def find_single(manifest: Manifest, node: Json) -> int | None:
+    """Return the position of the entry if a node is a tensor that has one entry and nothing else; otherwise None."""
+    # One look at most leaves; `_parse` says what is wrong with a malformed one.
+    if type(node) is list and len(node) == 2 and node[0] == "@tensor":
+        position = node[1]
+        return position if type(position) is int and 0 <= position < len(manifest) else None
+    return None
+
+
 def _parse(manifest: Manifest, node: Json, role: str, name: str, content: Content) -> int:
     """Add the parts of a node to `content`; return the number of its first entry, or -1."""
     if not isinstance(node, list) or not node or role.count(".") > _MAX_DEPTH or role in content.objects:
@@ -104,7 +146,7 @@ def _parse(manifest: Manifest, node: Json, role: str, name: str, content: Conten
     if (tag in _BLOBS and len(rest) == 1) or (tag == "@tensor" and len(rest) in (1, 2)):
         if not all(type(number) is int and 0 <= number < len(manifest) for number in rest):
             raise _malformed(name)
-        content.parts[role] = LeafEntry(manifest.entry(rest[0]))
+        content.parts[role] = LeafEntry(manifest, rest[0])
         content.objects[role] = ("entry", rest[-1])
         return int(rest[0])
     if tag == "@grad" and len(rest) == 2:
@@ -152,9 +194,13 @@ class Described:
 
 def iter_described(manifest: Manifest, tree: Json) -> Iterator[Described]:
     """Yield the leaves of a tree, described; their entries are in `manifest`."""
-    for leaf in iter_leaves(tree):
-        content = parse_leaf(manifest, leaf) if is_stored(leaf) else Content()
-        yield Described(leaf, find_facts(leaf, content), content.parts)
+    return (describe_leaf(manifest, leaf) for leaf in iter_leaves(tree))
+
+
+def describe_leaf(manifest: Manifest, leaf: Leaf) -> Described:
+    """Describe one leaf; its entries are in `manifest`."""
+    content = parse_leaf(manifest, leaf) if is_stored(leaf) else Content()
+    return Described(leaf, find_facts(leaf, content), content.parts)
 
 
 def find_facts(leaf: Leaf, content: Content) -> LeafFacts:
@@ -163,7 +209,7 @@ def find_facts(leaf: Leaf, content: Content) -> LeafFacts:
 
 
 def _summarise(content: Content, name: str) -> LeafFacts:
-    size_bytes = sum(part.entry.size_bytes for part in content.parts.values())
+    size_bytes = sum(part.size_bytes for part in content.parts.values())
     shell = content.shells.get("")
     if shell is None:
         if "" not in content.parts:

@@ -139,7 +139,7 @@ def is_same(a: ReadableEntry, b: ReadableEntry, *, limit_bytes: int) -> bool:
     if a.layout.normalized == b.layout.normalized:
         if list_chunks(a.entry) == list_chunks(b.entry):
             return True
-        if _is_filled(a.layout, a.entry.size_bytes) and a.entry.size_bytes == b.entry.size_bytes:
+        if is_filled(a.layout, a.entry.size_bytes) and a.entry.size_bytes == b.entry.size_bytes:
             return _has_same_bytes(a, b, limit_bytes)
     if is_too_repetitive(a, b):
         return False
@@ -158,7 +158,7 @@ def list_chunks(entry: Entry) -> list[tuple[bytes, int, tuple[int, ...]]]:
     return [(chunk.digest, chunk.size_bytes, chunk.box) for chunk in entry.chunks]
 
 
-def _is_filled(layout: ItemLayout, size_bytes: int) -> bool:
+def is_filled(layout: ItemLayout, size_bytes: int) -> bool:
     """Return whether every byte of the entry belongs to an item; a view may have unrelated bytes between its items."""
     reach = 1
     for step, size in sorted(zip(layout.stride, layout.shape, strict=True)):

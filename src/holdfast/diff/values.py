@@ -87,12 +87,12 @@ def _iter_measured(changes: Sequence[Change], before: SnapshotSide, after: Snaps
 
 
 def _find_parts(change: Change, side: SnapshotSide) -> Mapping[str, LeafEntry]:
-    key = find_key(change.path)
-    return side.contents[key].parts if _is_measurable(change) and key in side.contents else {}
+    content = side.find_content(find_key(change.path)) if _is_measurable(change) else None
+    return content.parts if content else {}
 
 
 def _count_bytes(change: Change, side: SnapshotSide) -> int:
-    return sum(part.entry.size_bytes for part in _find_parts(change, side).values())
+    return sum(part.size_bytes for part in _find_parts(change, side).values())
 
 
 def _measure_change(change: Change, before: SnapshotSide, after: SnapshotSide) -> Change:
@@ -108,7 +108,7 @@ def _measure_change(change: Change, before: SnapshotSide, after: SnapshotSide) -
 
 
 def _measure_part(before: tuple[SnapshotSide, LeafEntry], after: tuple[SnapshotSide, LeafEntry]) -> Distance | None:
-    a, b = (_open_values(*each) for each in (before, after))
+    a, b = (open_values(*each) for each in (before, after))
     if a is None or b is None or a.shape != b.shape:
         return None
     if a.can_convert() and b.can_convert():
@@ -117,7 +117,7 @@ def _measure_part(before: tuple[SnapshotSide, LeafEntry], after: tuple[SnapshotS
 
 
 @dataclass(frozen=True, slots=True)
-class _Values:
+class StoredValues:
     """A tensor or an array that can be read in blocks."""
 
     readable: ReadableEntry
@@ -166,19 +166,20 @@ class _Values:
         return view_items(memory, layout.item_bytes, tile.shape, layout.stride, 0).contiguous()
 
 
-def _open_values(side: SnapshotSide, part: LeafEntry) -> _Values | None:
+def open_values(side: SnapshotSide, part: LeafEntry) -> StoredValues | None:
+    """Return a tensor or an array of a snapshot, to be read in blocks; None for anything else."""
     entry = part.entry
     readable = ReadableEntry(side.ahead, entry, find_layout(entry))
     if part.kind == "array":
         dtype = str(part.spec.get("dtype"))
-        return _Values(readable, readable.layout.shape, _ARRAY_DTYPES.get(dtype, dtype))
+        return StoredValues(readable, readable.layout.shape, _ARRAY_DTYPES.get(dtype, dtype))
     if part.kind != "tensor":
         return None
     spec = decode_spec(entry.spec, size_bytes=entry.size_bytes, what=f"{side.opened.name!r}, {entry.name}")
-    return None if spec.meta else _Values(readable, spec.shape, spec.dtype, spec)
+    return None if spec.meta else StoredValues(readable, spec.shape, spec.dtype, spec)
 
 
-def _measure_numbers(a: _Values, b: _Values) -> Distance:
+def _measure_numbers(a: StoredValues, b: StoredValues) -> Distance:
     tally: DistanceTally[Tile] = DistanceTally()
     layouts = a.readable.layout, b.readable.layout
     for tile in iter_tiles(*layouts, limit_bytes=_BLOCK_BYTES, limit_items=_BLOCK_ITEMS):
@@ -189,14 +190,14 @@ def _measure_numbers(a: _Values, b: _Values) -> Distance:
         else:
             dtype = torch.complex128 if x.is_complex() or y.is_complex() else torch.float64
             _add_floats(tally, tile, x.to(dtype), y.to(dtype))
-    return _make_distance(tally, math.prod(a.shape), _count_repeats(*layouts))
+    return _make_distance(tally, math.prod(a.shape), count_repeats(*layouts))
 
 
 def _is_exact(x: torch.Tensor, y: torch.Tensor) -> bool:
     return {x.dtype, y.dtype} <= _INTEGERS or x.dtype == y.dtype == torch.uint64
 
 
-def _count_repeats(a: ItemLayout, b: ItemLayout) -> int:
+def count_repeats(a: ItemLayout, b: ItemLayout) -> int:
     """Return how often each compared item is repeated, by dimensions with stride 0 on both sides."""
     steps = zip(a.shape, a.stride, b.stride, strict=True)
     return math.prod(size for size, *both in steps if not any(both) and size)
@@ -344,13 +345,13 @@ class _Scaled:
         return Fraction(float(torch.dot(self.vector, other.vector))) * self.scale * other.scale
 
 
-def _measure_bytes(a: _Values, b: _Values) -> Distance:
+def _measure_bytes(a: StoredValues, b: StoredValues) -> Distance:
     layouts = [_split_bytes(values.readable.layout) for values in (a, b)]
     mismatches = 0
     for tile in iter_tiles(*layouts, limit_bytes=_BLOCK_BYTES):
         x, y = a.read_raw(tile, layouts[0]), b.read_raw(tile, layouts[1])
         mismatches += int((x != y).sum())
-    return Distance(math.prod(layouts[0].shape), mismatches * _count_repeats(*layouts), unit="byte")
+    return Distance(math.prod(layouts[0].shape), mismatches * count_repeats(*layouts), unit="byte")
 
 
 def _split_bytes(layout: ItemLayout) -> ItemLayout:

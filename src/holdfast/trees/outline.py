@@ -61,15 +61,16 @@ def join_name(path: Sequence[object]) -> str:
 
 def iter_leaves(node: Json) -> Iterator[Leaf]:
     """Yield the leaves of an encoded tree, in order; a set is one leaf, and so is a node with an unknown tag."""
-    return (Leaf(*found) for found in _iter_found(node))
+    return (Leaf(*found) for found in iter_found(node))
 
 
 def iter_stored(node: Json) -> Iterator[tuple[str, list[Json]]]:
     """Yield the name and node of each leaf that is stored outside of the tree, such as a tensor."""
-    return ((name, child) for _, name, tag, child in _iter_found(node) if tag.startswith("@"))
+    return ((name, child) for _, name, tag, child in iter_found(node) if tag.startswith("@"))
 
 
-def _iter_found(node: Json) -> Iterator[tuple[tuple[Json, ...], str, str, Json]]:
+def iter_found(node: Json) -> Iterator[tuple[tuple[Json, ...], str, str, Json]]:
+    """Yield the fields of each `Leaf`, in order; for lists of very many leaves, of which few are needed as objects."""
     if not has_children(node):
         yield (), "", _find_tag(node), node
         return

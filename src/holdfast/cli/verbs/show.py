@@ -25,7 +25,7 @@ from holdfast.repo.format.rank_manifests import Manifests, read_manifests
 from holdfast.repo.names.roots import read_infos
 from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName
 from holdfast.repo.names.tags import Tag, iter_tags
-from holdfast.repo.upkeep.usage import StoredBytes, find_leases, find_new_bytes, find_stored_bytes
+from holdfast.repo.upkeep.usage import StoredBytes, find_leases, find_new_bytes, find_stored_bytes, sum_new_bytes
 from holdfast.trees.folding import Fold, FoldableLeaf, fold_leaves
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def _find_new(snapshot: CommittedSnapshot, manifests: Manifests, view: Manifest)
     entries = list(view.iter_entries())
     names = [entry.name for entry in entries]
     return _Sizes(
-        total_bytes=sum(find_new_bytes(leases, manifests.iter_entries())),
+        total_bytes=sum_new_bytes(leases, manifests),
         content_bytes=manifests.content_bytes,
         by_entry=dict(zip(names, find_new_bytes(leases, entries), strict=True)),
         stored=find_stored_bytes(manifests),

@@ -15,7 +15,7 @@ from holdfast.repo.format.layout import natural_order
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.roots import read_live
 from holdfast.repo.upkeep.collect import Collected, CollectPlan, Rules, collect, plan_collect, verify_may_collect
-from holdfast.repo.upkeep.prune import Best, Keep, Pruned, PrunePlan, apply_prune_in_groups, read_prune_plan
+from holdfast.repo.upkeep.prune import Best, Keep, Pruned, PrunePlan, apply_prune_in_groups, parse_best, read_prune_plan
 from holdfast.repo.upkeep.transfer import SLACK_SHARE, RepackPlan, apply_repack, plan_repack
 from holdfast.repo.upkeep.usage import SnapshotUsage, Usage, read_usage
 from holdfast.texts import parse_duration
@@ -96,12 +96,8 @@ def declare_prune(parser: ArgumentParser) -> None:
 
 
 def _parse_best(text: str) -> Best:
-    metric, _, rest = text.partition(":")
-    number, _, mode = rest.partition(":")
-    if not number.isascii() or not number.isdigit() or mode not in ("", "min", "max"):
-        raise ArgumentTypeError(f"{text!r} is not METRIC:N, METRIC:N:min or METRIC:N:max, such as val_loss:2")
     try:
-        return Best(metric, int(number), "max" if mode == "max" else "min")
+        return parse_best(text)
     except ValueError as error:
         raise ArgumentTypeError(str(error)) from error
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, compress, repeat
 from operator import eq, mul, ne, not_, sub
-from typing import Final
+from typing import Final, NamedTuple
 
 import zstandard
 
@@ -215,6 +215,19 @@ def _sum_up(counts: Sequence[int]) -> Sequence[int]:
     return array("Q", accumulate(counts))
 
 
+class ChunkPlace(NamedTuple):
+    """Where a chunk is stored, and its sizes."""
+
+    pack_id: str
+    """Empty if the bytes are in the manifest."""
+    offset: int
+    stored_bytes: int
+    size_bytes: int
+    """Before compression."""
+    base: Location | None
+    """Where the base of a delta is stored."""
+
+
 class Manifest:
     """A decoded manifest; entries are created when they are read."""
 
@@ -306,6 +319,24 @@ class Manifest:
             tuple(boxes),
         )
 
+    @property
+    def chunk_bytes(self) -> int:
+        """Size of all chunks before compression; a chunk that several entries use counts for each."""
+        return sum(self._columns["chunk_bytes"])
+
+    def iter_places(self) -> Iterator[ChunkPlace]:
+        """Yield where each chunk is stored, and its size, without creating the chunk."""
+        columns, packs = self._columns, {**dict(enumerate(self.packs)), INLINE: ""}
+        bases = map(self._find_base, range(self.num_chunks)) if self._base_rows else repeat(None)
+        return map(
+            ChunkPlace,
+            map(packs.__getitem__, columns["chunk_pack"]),
+            columns["chunk_offset"],
+            columns["chunk_stored"],
+            columns["chunk_bytes"],
+            bases,
+        )
+
     def cut_entry(self, position: int, places: Mapping[int, tuple[int, ...]]) -> Entry:
         """Return an entry with some of its chunks: `places` has, by position among all, the box or range of each."""
         first, _ = self._find_rows(position)
@@ -365,6 +396,10 @@ class Manifest:
             bytes(columns["base_xxh3"][16 * row : 16 * row + 16]),
         )
         return Base(Digest(bytes(columns["base_digest"][32 * row : 32 * row + 32])), location)
+
+    def _find_base(self, row: int) -> Location | None:
+        number = self._base_rows.get(row)
+        return None if number is None else self._base(number).location
 
     def _digest(self, row: int) -> Digest:
         return Digest(bytes(self._columns["chunk_digest"][32 * row : 32 * row + 32]))

@@ -17,7 +17,7 @@ from holdfast.repo.format.boxes import Box, is_span, span_of
 from holdfast.repo.format.chunk import ChunkRef
 from holdfast.repo.format.entry import NO_RANK, Entry, digest_parts, digest_snapshot, find_shape
 from holdfast.repo.format.layout import ManifestRef
-from holdfast.repo.format.manifest import Head, Manifest, read_head, read_manifest
+from holdfast.repo.format.manifest import ChunkPlace, Head, Manifest, read_head, read_manifest
 from holdfast.repo.format.manifest_encoding import build_table
 
 SPAN_DIMS: Final = 1
@@ -58,7 +58,12 @@ class Manifests:
     @property
     def content_bytes(self) -> int:
         """Size of all values that any rank saved. Unlike logical bytes, values that differ by rank count for each."""
-        return sum(chunk.size_bytes for entry in self.iter_entries() for chunk in entry.chunks)
+        return sum(each.chunk_bytes for each in self.with_chunks)
+
+    def iter_places(self) -> Iterator[ChunkPlace]:
+        """Yield where each chunk of each part is stored; a chunk that is used several times is yielded for each use."""
+        for each in self.with_chunks:
+            yield from each.iter_places()
 
     def iter_entries(self) -> Iterator[Entry]:
         """Yield the entries of all parts; an entry that several parts contribute to is yielded for each of them."""

@@ -34,6 +34,11 @@ class ListedName:
     modified_s: float
     """When the last of them was stored, by the store's clock."""
 
+    @property
+    def is_reserved(self) -> bool:
+        """Whether the name is one of Holdfast's own, such as a part of a recorded run."""
+        return is_reserved_stem(self.stem)
+
 
 def list_user_names(store: ObjectStore, prefix: str, cache: RecordCache) -> list[Listed]:
     """Return what `iter_user_names` yields, in no order; reads only the records that the cache lacks."""
@@ -51,12 +56,18 @@ def read_wanted(store: ObjectStore, prefix: str, wanted: Sequence[ListedName], c
 
 def list_wanted(store: ObjectStore, prefix: str, cache: RecordCache, *, in_sequence: bool = False) -> list[ListedName]:
     """List the user's names that may begin with `prefix`; the cache forgets records that are gone."""
+    is_wanted, is_own = make_stem_filter(prefix), is_reserved(prefix)
+    names = list_all(store, cache, in_sequence=in_sequence)
+    return [each for each in names if is_wanted(each.stem) and (is_own or not each.is_reserved)]
+
+
+def list_all(store: ObjectStore, cache: RecordCache, *, in_sequence: bool = False) -> list[ListedName]:
+    """List all names, with those that are reserved; the cache forgets records that are gone."""
     listed = iter_stem_objects(store, SNAPSHOTS, in_sequence=in_sequence)
     names = [_make_name(stem, infos) for stem, infos in listed]
     # What is not listed any more is gone for good: generations never start again.
     cache.keep_only({each.highest.key for each in names})
-    is_wanted, is_own = make_stem_filter(prefix), is_reserved(prefix)
-    return [each for each in names if is_wanted(each.stem) and (is_own or not is_reserved_stem(each.stem))]
+    return names
 
 
 def _make_name(stem: str, infos: Mapping[int, ObjectInfo]) -> ListedName:

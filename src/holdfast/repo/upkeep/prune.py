@@ -59,6 +59,15 @@ class Best:
         return f"among the best {self.count} by {self.metric} ({self.mode})"
 
 
+def parse_best(text: str) -> Best:
+    """Parse METRIC:N, METRIC:N:min or METRIC:N:max; raises ValueError."""
+    metric, _, rest = text.partition(":")
+    number, _, mode = rest.partition(":")
+    if not number.isascii() or not number.isdigit() or mode not in ("", *get_args(Mode)):
+        raise ValueError(f"{text!r} is not METRIC:N, METRIC:N:min or METRIC:N:max, such as val_loss:2")
+    return Best(metric, int(number), "max" if mode == "max" else "min")
+
+
 @dataclass(frozen=True, slots=True)
 class Keep:
     """Retention rules; a snapshot is kept if any rule applies."""

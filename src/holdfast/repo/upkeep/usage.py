@@ -9,9 +9,9 @@ from typing import NamedTuple
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound
 from holdfast.objects.listing import list_together
 from holdfast.objects.protocol import ObjectInfo, ObjectStore
-from holdfast.repo.format.chunk import ChunkRef, iter_places
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import MANIFESTS, PACKS, pack_key
+from holdfast.repo.format.manifest import ChunkPlace
 from holdfast.repo.format.manifests_ahead import iter_manifests, take_read
 from holdfast.repo.format.pack import Footer, iter_pack_footers, parse_pack_key
 from holdfast.repo.format.rank_manifests import Manifests
@@ -128,6 +128,20 @@ def find_new_bytes(leases: Collection[str], entries: Iterable[Entry]) -> list[in
     return found
 
 
+def sum_new_bytes(leases: Collection[str], manifests: Manifests) -> int:
+    """Return the sum of `find_new_bytes` over the entries of all parts, without creating them."""
+    seen: set[PackPosition] = set()
+    total_bytes = 0
+    own = {pack for pack in manifests.packs if pack.partition("-")[0] in leases}
+    for pack_id, offset, _, size_bytes, _ in manifests.iter_places():
+        if pack_id:
+            if pack_id not in own or (pack_id, offset) in seen:
+                continue
+            seen.add((pack_id, offset))
+        total_bytes += size_bytes
+    return total_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class StoredBytes:
     """The bytes that one snapshot takes in the store, by place."""
@@ -153,19 +167,18 @@ class StoredBytes:
 
 def find_stored_bytes(manifests: Manifests) -> StoredBytes:
     """Return the bytes that a snapshot takes in the store."""
+    own: dict[PackPosition, ChunkPlace] = {}
     inline_bytes = 0
-    own: dict[PackPosition, ChunkRef] = {}
-    for ref in (ref for entry in manifests.iter_entries() for ref in entry.chunks):
-        if ref.location is None:
-            inline_bytes += ref.size_bytes
+    for place in manifests.iter_places():
+        if place.pack_id:
+            own[place.pack_id, place.offset] = place
         else:
-            own[ref.location.pack_id, ref.location.offset] = ref
-    places = [ref.location for ref in own.values() if ref.location]
-    bases = {(at.pack_id, at.offset): at for each in places if each.base for at in [each.base.location]}
+            inline_bytes += place.size_bytes
+    bases = {(place.base.pack_id, place.base.offset): place.base for place in own.values() if place.base}
     return StoredBytes(
-        packed_bytes=sum(at.stored_bytes for at in places),
-        raw_bytes=sum(ref.size_bytes for ref in own.values()),
-        deltas=sum(at.base is not None for at in places),
+        packed_bytes=sum(place.stored_bytes for place in own.values()),
+        raw_bytes=sum(place.size_bytes for place in own.values()),
+        deltas=sum(place.base is not None for place in own.values()),
         base_bytes=sum(at.stored_bytes for position, at in bases.items() if position not in own),
         manifest_bytes=manifests.size_bytes,
         inline_bytes=inline_bytes,
@@ -177,10 +190,11 @@ def iter_positions(manifests: Manifests) -> Iterator[tuple[PackPosition, ChunkSi
 
     The bases of its deltas are among them.
     """
-    for entry in manifests.iter_entries():
-        for ref in entry.chunks:
-            for at in iter_places(ref.location) if ref.location else ():
-                yield (at.pack_id, at.offset), ChunkSize(at.stored_bytes, ref.size_bytes)
+    for pack_id, offset, stored_bytes, size_bytes, base in manifests.iter_places():
+        if pack_id:
+            yield (pack_id, offset), ChunkSize(stored_bytes, size_bytes)
+        if base:
+            yield (base.pack_id, base.offset), ChunkSize(base.stored_bytes, size_bytes)
 
 
 def read_usage(store: ObjectStore, snapshots: Sequence[CommittedSnapshot]) -> Usage:
@@ -208,12 +222,17 @@ def read_usage(store: ObjectStore, snapshots: Sequence[CommittedSnapshot]) -> Us
         usages.append(SnapshotUsage(snapshot, stored + own_manifest, own + own_manifest, raw + own_manifest))
     live: dict[str, int] = {}
     for (pack_id, _), size in sizes.items():
-        live[pack_key(pack_id)] = live.get(pack_key(pack_id), 0) + size.stored_bytes
+        live[pack_id] = live.get(pack_id, 0) + size.stored_bytes
     saved_bytes = sum(size.raw_bytes - size.stored_bytes for size in sizes.values())
-    packs, all_manifests = list_together(store, (PACKS, MANIFESTS))
-    all_manifest_bytes = sum(info.size_bytes for info in all_manifests)
-    measured = tuple(_iter_measured(store, packs, live))
-    return Usage(tuple(usages), measured, all_manifest_bytes, sum(manifest_bytes), saved_bytes)
+    packs, all_manifest_bytes = read_pack_usage(store, live)
+    return Usage(tuple(usages), packs, all_manifest_bytes, sum(manifest_bytes), saved_bytes)
+
+
+def read_pack_usage(store: ObjectStore, live: Mapping[str, int]) -> tuple[tuple[PackUsage, ...], int]:
+    """Return how much of each pack is in use, and the size of all manifests; `live` has the bytes in use by pack id."""
+    packs, manifests = list_together(store, (PACKS, MANIFESTS))
+    by_key = {pack_key(pack_id): size_bytes for pack_id, size_bytes in live.items()}
+    return tuple(_iter_measured(store, packs, by_key)), sum(info.size_bytes for info in manifests)
 
 
 def _iter_measured(store: ObjectStore, packs: Sequence[ObjectInfo], live: Mapping[str, int]) -> Iterator[PackUsage]:

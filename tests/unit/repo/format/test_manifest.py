@@ -73,6 +73,19 @@ def test_chunks_in_packs_are_located_and_inline_ones_are_not() -> None:
     }
 
 
+def test_places_are_those_of_the_chunks() -> None:
+    entries = [*HONEST, BOXED]
+    manifest = decode(encode_manifest(None, entries))
+    chunks = [chunk for entry in entries for chunk in entry.chunks]
+    assert [(place.pack_id, place.size_bytes) for place in manifest.iter_places()] == [
+        (chunk.location.pack_id if chunk.location else "", chunk.size_bytes) for chunk in chunks
+    ]
+    located = [chunk.location for chunk in chunks if chunk.location]
+    packed = [place for place in manifest.iter_places() if place.pack_id]
+    assert [(each.offset, each.stored_bytes) for each in packed] == [(at.offset, at.stored_bytes) for at in located]
+    assert manifest.chunk_bytes == sum(chunk.size_bytes for chunk in chunks)
+
+
 def test_every_truncation_is_damage() -> None:
     data = encode_manifest(None, HONEST)
     for length in range(len(data)):

@@ -16,7 +16,17 @@ from holdfast.repo.format.layout import ManifestRef
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot
 from holdfast.repo.names.tags import Tag, set_tag
-from holdfast.repo.upkeep.prune import Best, Keep, Mode, apply_prune, make_keep, plan_prune, prune, read_prune_plan
+from holdfast.repo.upkeep.prune import (
+    Best,
+    Keep,
+    Mode,
+    apply_prune,
+    make_keep,
+    parse_best,
+    plan_prune,
+    prune,
+    read_prune_plan,
+)
 from tests.kit.saving import PACK_ID, keys, load_bytes, record_key, rot, save_bytes, snapshot_of
 
 NO_DIGEST = Digest(bytes(32))
@@ -146,6 +156,26 @@ def test_a_metric_that_no_snapshot_has_deletes_nothing() -> None:
 def test_a_rule_about_the_best_that_cannot_be_meant_is_refused(rule: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         make_keep(keep_best=rule)
+
+
+@pytest.mark.parametrize(
+    ("text", "best"),
+    [
+        ("loss:2", Best("loss", 2)),
+        ("loss:1:min", Best("loss", 1)),
+        ("val/acc:3:max", Best("val/acc", 3, "max")),
+    ],
+)
+def test_a_rule_about_the_best_is_parsed(text: str, best: Best) -> None:
+    assert parse_best(text) == best
+
+
+@pytest.mark.parametrize(
+    "text", ["", "loss", "loss:", "loss:x", "loss:1:low", ":1", "loss:0", "loss:\u0663", "loss:-1"]
+)
+def test_a_text_that_is_no_rule_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"METRIC:N|metric|at least one"):
+        parse_best(text)
 
 
 def test_verdicts_are_in_natural_order() -> None:
