@@ -43,7 +43,7 @@ FACE_LOADS: Final = {"holdfast.moved"}
 # beside them that have no line of their own. Names on one line stay apart, but "*" is one room.
 ROOMS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "objects": (
-        ("blocks", "storage_options", "thread_pool"),
+        ("blocks", "request_tally", "storage_options", "thread_pool"),
         ("protocol",),
         ("together",),
         ("listing", "settle", "memory", "ahead", "disk_cache"),
@@ -76,7 +76,13 @@ ROOMS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "formats": (("receipt",), ("cast_errors", "cell_digest"), ("reading", "writing"), ("*",)),
     "capture": (("stored",), ("compare",), ("record", "report")),
     "store_methods": (("opened",), ("trees", "files", "snapshots", "models", "upkeep")),
-    "serving": (("access", "request", "answer", "listing"), ("answers", "page_files"), ("routes",), ("server",)),
+    "serving": (
+        ("access", "request", "answer", "listing", "remembered"),
+        ("answers", "page_files"),
+        ("space",),
+        ("routes",),
+        ("server",),
+    ),
     "cli": (("output", "verb"), ("lookup",), ("verbs",), ("grammar",), ("main",)),
 }
 

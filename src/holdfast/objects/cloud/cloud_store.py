@@ -26,6 +26,7 @@ from holdfast.objects.cloud.upload import PACK_BYTES, CloudUpload
 from holdfast.objects.disk_cache import DiskCache
 from holdfast.objects.listing import FolderListing, is_key
 from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, StoreTraits, verify_key, verify_prefix
+from holdfast.objects.request_tally import RequestTally
 from holdfast.objects.storage_options import StorageOptions
 from holdfast.objects.together import run_together
 
@@ -74,6 +75,7 @@ class CloudStore:
         given = options if isinstance(options, StorageOptions) else StorageOptions(options)
         self.clients = ClientOwner(place, given)
         self._clock = ServerClock()
+        self.request_tally = RequestTally()
         self.near_s = _NEAR_S
         self._fastest_s = math.inf
         self.cache: DiskCache | None = None
@@ -187,10 +189,15 @@ class CloudStore:
             self._verify_writable(key)
         what = f"{keys[0]} and {len(keys) - 1} more"
         try:
-            self._ask("delete", what, lambda: obstore.delete(self.clients.find(), [*keys]))
+            self._ask("delete", what, lambda: self._delete_all(keys))
         except NotFound:
             # Azure reports an absent object instead of deleting the others.
             run_together(self, [partial(self._delete, key) for key in keys])
+
+    def _delete_all(self, keys: Sequence[str]) -> None:
+        # Of the services, only Google has no request that deletes several objects.
+        self.request_tally.add("delete", requests=len(keys) if self.place.scheme == "gs" else 1)
+        obstore.delete(self.clients.find(), [*keys])
 
     @contextmanager
     def hold(self, *, exclusive: bool) -> Iterator[bool]:
@@ -275,7 +282,12 @@ class CloudStore:
         client, began_s = self.clients.find(_weigh(_count_bytes(parts))), time.time()
         # obstore sends a list of buffers without copying them.
         payload = parts[0] if len(parts) == 1 else [*parts]
-        self._ask("create", key, lambda: obstore.put(client, key, payload, mode="create", use_multipart=False))
+
+        def put() -> None:
+            self.request_tally.add("put", size_bytes=_count_bytes(parts))
+            obstore.put(client, key, payload, mode="create", use_multipart=False)
+
+        self._ask("create", key, put)
         self._clock.note_created(key, began_s=began_s)
 
     def _verify_absent(self, key: str) -> None:
@@ -318,27 +330,41 @@ class CloudStore:
         )
 
     def _stat(self, key: str) -> ObjectInfo:
-        found = self._ask("read", key, lambda: obstore.head(self.clients.find(), key))
+        found = self._ask("read", key, lambda: self._head(key))
         # obstore 0.11, the last for Python 3.10, returns the key with the prefix of the store here.
         info = _describe({**found, "path": key})
         self._clock.note_seen([info])
         return info
 
+    def _head(self, key: str) -> Any:
+        self.request_tally.add("head")
+        return obstore.head(self.clients.find(), key)
+
     def _delete(self, key: str) -> None:
+        def delete() -> None:
+            self.request_tally.add("delete")
+            obstore.delete(self.clients.find(), key)
+
         with suppress(NotFound):
-            self._ask("delete", key, lambda: obstore.delete(self.clients.find(), key))
+            self._ask("delete", key, delete)
 
     def _read_whole(self, key: str, limit_bytes: int) -> bytes:
+        self.request_tally.add("get")
         found = obstore.get(self.clients.find(), key)
         size = found.meta["size"]
         if size > limit_bytes:
             raise Corrupt(f"{key} has {size} bytes, more than the limit of {limit_bytes}", key=key)
-        return bytes(found.bytes())
+        data = bytes(found.bytes())
+        self.request_tally.add("get", requests=0, size_bytes=len(data))
+        return data
 
     def _read_range(self, key: str, start: int, size_bytes: int) -> memoryview:
         client = self.clients.find(_weigh(size_bytes))
+        self.request_tally.add("get")
         try:
-            return memoryview(obstore.get_range(client, key, start=start, length=size_bytes))
+            data = memoryview(obstore.get_range(client, key, start=start, length=size_bytes))
+            self.request_tally.add("get", requests=0, size_bytes=len(data))
+            return data
         except exceptions.BaseError as error:
             if find_cause(error) == "range":
                 raise Corrupt(f"{key} ends before byte {start + size_bytes}", key=key) from None
@@ -351,7 +377,9 @@ class CloudStore:
     def _read_listing(self, folder: str, limit: int | None) -> Sequence[ObjectInfo]:
         pages = obstore.list(self.clients.find(), prefix=folder or None, chunk_size=PAGE_LIMIT)
         found: dict[str, ObjectInfo] = {}
-        for page in pages:
+        self.request_tally.add("list")
+        for number, page in enumerate(pages):
+            self.request_tally.add("list", requests=min(number, 1))
             before = len(found)
             found |= {meta["path"]: _describe(meta) for meta in page}
             if page and not before < len(found) <= MAX_LISTED:
@@ -363,9 +391,7 @@ class CloudStore:
 
     def _list_level(self, folder: str) -> FolderListing:
         """Return what is directly in a folder, in any order."""
-        found = self._ask(
-            "list", folder, lambda: obstore.list_with_delimiter(self.clients.find(), prefix=folder or None)
-        )
+        found = self._ask("list", folder, lambda: self._read_level(folder))
         # A server may list the directory itself, as an object whose name ends with a slash. Other programs may have put
         # objects there whose names are no keys.
         start = f"{folder}/" if folder else ""
@@ -376,6 +402,13 @@ class CloudStore:
             [info for info in objects if info.key.startswith(start) and is_key(info.key)],
             [path for path in folders if path.startswith(start) and is_key(path[:-1])],
         )
+
+    def _read_level(self, folder: str) -> Any:
+        self.request_tally.add("list")
+        found = obstore.list_with_delimiter(self.clients.find(), prefix=folder or None)
+        names = len(found["objects"]) + len(found["common_prefixes"])
+        self.request_tally.add("list", requests=max(0, names - 1) // PAGE_LIMIT)
+        return found
 
     def _walk(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
         """Yield the objects below one directory in the order of their keys, with one request for each directory."""
