@@ -9,6 +9,7 @@ from tests.architecture.sources import Import, Source, iter_imports
 
 _RUNS: Final = "needs torch, and `holdfast run --help` does not"
 _STORE: Final = "needs torch, and opening, listing and checking a store does not"
+_SPACE: Final = "needs numpy; the list of snapshots is shown without"
 _SERVING: Final = "needs torch, which takes two seconds to import; the list of snapshots is shown without"
 _WHOLE: Final = "imports torch's compiler, which takes two seconds; a callable that is stored as a whole does without"
 _SAVING: Final = "imports what saves, which takes 0.1 s; a hit only reads"
@@ -75,7 +76,12 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
     },
     "opening.py": {"holdfast.mirror.mirror": "starts processes; only a store with a mirror needs it"},
     "serving/answers/diffs.py": {"holdfast.diff.values": "needs torch; only a diff of values uses it"},
+    "serving/space.py": {
+        "holdfast.serving.answers.ledger": _SPACE,
+        "holdfast.serving.answers.sharing": _SPACE,
+    },
     "serving/routes.py": {
+        "holdfast.serving.answers.movement": _SERVING,
         "holdfast.serving.answers.runs": _SERVING,
         "holdfast.serving.answers.tensors": _SERVING,
         "holdfast.snapshot.view": _SERVING,

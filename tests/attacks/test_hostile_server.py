@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -14,6 +13,7 @@ from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.names.snapshots import read_snapshot
 from holdfast.repo.upkeep.collect import Rules, collect
 from tests.faults.scenario import SECOND, THIRD, check_store, holds, read_content, read_state, save_content
+from tests.kit.memory import measure_rise_kib
 from tests.kit.patience import measure_cpu_s
 from tests.kit.s3_server import S3Server, serve_s3
 from tests.unit.objects.cloud.servers import open_cloud
@@ -39,17 +39,21 @@ def server() -> Iterator[S3Server]:
 
 def find_wrong(act: Callable[[], object]) -> Iterator[str]:
     """Yield what is wrong with how an act ended."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    text = ""
+    texts: list[str] = []
+    extra = measure_rise_kib(lambda: texts.append(_catch(act)))
+    if extra > MAX_EXTRA_KIB:
+        yield f"took {extra >> 10} MiB"
+    if len(texts[0]) > MAX_TEXT or not texts[0].isprintable():
+        yield f"an error that is no sentence: {texts[0][:2000]!r}"
+
+
+def _catch(act: Callable[[], object]) -> str:
+    """Return the text of the error that an act raises; empty if it raises none."""
     try:
         act()
     except HoldfastError as error:
-        text = str(error)
-    extra = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    if extra > MAX_EXTRA_KIB:
-        yield f"took {extra >> 10} MiB"
-    if len(text) > MAX_TEXT or not text.isprintable():
-        yield f"an error that is no sentence: {text[:2000]!r}"
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize("lie", LIES)

@@ -9,6 +9,9 @@ from typing import Final
 import torch
 
 import holdfast
+from tests.kit.compile_artifacts import make_artifact, store_artifact
+from tests.kit.recordings import Recording, write_recorded
+from tests.kit.thread_ranks import save_on_threads
 
 LAYERS: Final = 6
 WIDTH: Final = 64
@@ -48,6 +51,32 @@ def _draw(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+def add_sharded(store: holdfast.Store) -> None:
+    """Save a model that four ranks have together: rows, columns and a grid of weights, and norms that all have."""
+    for step in (100, 200):
+        save_on_threads(store.repository, f"fsdp/step-{step}", [_make_shards(rank, step) for rank in range(4)])
+
+
+def _make_shards(rank: int, step: int) -> dict[str, object]:
+    model: dict[str, object] = {"embed.weight": _cut(_draw(1, 512, WIDTH), rank, 4, 1)}
+    for layer in range(4):
+        weight = _draw(10 + layer, 4 * WIDTH, WIDTH) + (0.01 * step if layer > 1 else 0.0)
+        model[f"layers.{layer}.attn.weight"] = _cut(weight, rank, 4, 1)
+        model[f"layers.{layer}.up.weight"] = _cut(_draw(20 + layer, WIDTH, 4 * WIDTH), rank, 1, 4)
+        model[f"layers.{layer}.down.weight"] = _cut(_draw(30 + layer, 4 * WIDTH, WIDTH), rank, 2, 2)
+        model[f"layers.{layer}.norm"] = _draw(40 + layer, WIDTH, 4)
+    model["positions"] = _draw(50, 3000, 400)
+    return {"model": model, "rng": holdfast.per_rank(torch.full((300,), float(rank)))}
+
+
+def _cut(tensor: torch.Tensor, rank: int, rows: int, columns: int) -> object:
+    """Return a rank's box of a tensor that is cut into a grid."""
+    tall, wide = tensor.shape[0] // rows, tensor.shape[1] // columns
+    top, left = tall * (rank // columns % rows), wide * (rank % columns)
+    part = tensor[top : top + tall, left : left + wide].clone()
+    return holdfast.shard(part, global_shape=tensor.shape, offsets=(top, left))
+
+
 def make_store(path: Path) -> holdfast.Store:
     """Save two runs with metrics, a fine-tuned one that shares layers, and tags; each save knows the one before."""
     store = holdfast.open(path)
@@ -69,3 +98,11 @@ def make_store(path: Path) -> holdfast.Store:
     store.tag("best", "llama/base/step-1200")
     store.tag("prod", "llama/finetune/step-1500")
     return store
+
+
+def fill_store(store: holdfast.Store) -> None:
+    """Add what a training run does not leave: recorded runs and compiled graphs."""
+    for recording in (Recording("good"), Recording("bad", is_bad=True)):
+        write_recorded(store.repository, recording)
+    for seed in "ab":
+        store_artifact(store.repository, make_artifact(seed))

@@ -14,6 +14,7 @@ import torch
 import holdfast
 from holdfast.serving.server import StoreServer
 from tests.browser.chromium import Browser
+from tests.browser.looking import NAMES, ROWS, SHOWN, fill, show
 from tests.browser.stores import make_store
 from tests.kit.compile_artifacts import make_artifact, store_artifact
 from tests.kit.recordings import Recording, write_recorded
@@ -21,12 +22,6 @@ from tests.kit.recordings import Recording, write_recorded
 # The first of them may have to install the browser.
 pytestmark = pytest.mark.timeout(900)
 
-ROWS: Final = (
-    "[...document.querySelectorAll('.row:not([hidden])')].filter((row) => row.dataset.full === 'true')"
-    ".sort((p, q) => p.dataset.at - q.dataset.at)"
-)
-NAMES: Final = f"{ROWS}.map((row) => row.querySelector('.name').textContent)"
-SHOWN: Final = "document.querySelector('#shown').textContent"
 A: Final = "llama/base/step-400"
 B: Final = "llama/base/step-1200"
 LEAF: Final = "model.layers.3.mlp.down_proj.weight"
@@ -56,20 +51,6 @@ def page(browser: Browser, server: StoreServer) -> Iterator[Browser]:
     base = server.url.partition("#")[0]
     assert browser.complaints == []
     assert [each for each in browser.requests if not each.startswith(base)] == []
-
-
-def show(page: Browser, address: str, condition: str) -> None:
-    """Go to a view by its address, and wait until it is drawn."""
-    page.run(f"location.hash = {json.dumps(address)}")
-    page.wait_for(condition)
-
-
-def fill(page: Browser, selector: str, text: str) -> None:
-    """Replace the text of a box, as typing does."""
-    page.run(
-        f"(() => {{ const box = document.querySelector({json.dumps(selector)}); box.value = {json.dumps(text)};"
-        " box.dispatchEvent(new Event('input')); })()"
-    )
 
 
 def test_the_token_leaves_the_address(page: Browser, server: StoreServer) -> None:
@@ -132,8 +113,8 @@ def test_keys_open_a_snapshot_its_layers_and_a_tensor_and_the_way_back(page: Bro
     page.wait_for("document.activeElement.matches('.grid')")
     page.press("ArrowDown")
     page.press("Enter")
-    page.wait_for("location.hash.startsWith('#/snapshot?') && document.activeElement.matches('.grid')")
-    assert page.run("document.querySelector('h1').textContent") == "llama/finetune/step-1400"
+    page.wait_for("document.querySelector('h1')?.textContent === 'llama/finetune/step-1400'")
+    page.wait_for("document.activeElement.matches('.grid')")
     assert page.run(SHOWN) == "15 lines for 54 leaves"
     page.press("ArrowDown")
     page.press("Enter")
@@ -211,31 +192,6 @@ def test_a_wrong_index_is_a_sentence(page: Browser) -> None:
     show(page, f"#/tensor?name={B}&leaf={LEAF}&index=99", "document.querySelector('.alarm')")
 
     assert page.run("document.querySelector('.alarm').textContent") == "Index 99 is outside of a dim of size 64."
-    page.complaints[:] = [each for each in page.complaints if "400 (Bad Request)" not in each]
-
-
-def test_sharing_shows_series_own_bytes_and_plans(page: Browser) -> None:
-    show(page, "#/sharing", "document.querySelector('#shared canvas') && document.querySelector('.row')")
-    page.run("document.querySelector('#shared canvas').focus()")
-    page.press("ArrowRight")
-    assert page.run("document.querySelector('#tip').textContent").startswith("llama/base/ and llama/finetune/both use ")
-    page.run("document.querySelector('input[name=keep_last]').focus()")
-    page.type("2")
-    page.press("Enter")
-    page.wait_for("document.querySelector('#plan p')")
-
-    assert "delete 24 snapshots and keep 3" in page.run("document.querySelector('#plan').textContent")
-    assert "keep_last=2" in page.run("location.hash")
-    page.click("[data-key=name] button")
-    page.wait_for(f"{NAMES}[0] === 'llama/base/step-100'")
-
-
-def test_a_rule_that_cannot_be_meant_is_a_sentence(page: Browser) -> None:
-    show(page, "#/sharing?keep_within=soon", "document.querySelector('#plan')")
-    page.run("document.querySelector('#plan').previousElementSibling.requestSubmit()")
-    page.wait_for("document.querySelector('#plan .alarm')")
-
-    assert "'soon' is not a duration" in page.run("document.querySelector('#plan').textContent")
     page.complaints[:] = [each for each in page.complaints if "400 (Bad Request)" not in each]
 
 
@@ -317,52 +273,20 @@ def test_without_the_token_the_page_says_what_to_do(browser: Browser, server: St
 
 
 @pytest.mark.parametrize(
-    "view",
+    ("view", "some"),
     [
-        *("#/snapshots", f"#/snapshot?name={B}", f"#/tensor?name={B}&leaf={LEAF}", f"#/compare?a={A}&b={B}"),
-        *("#/sharing", "#/runs", "#/health", "#/cache"),
+        ("#/snapshots", ["By time", "How far each layer moves"]),
+        ("#/sharing", ["Compute again", "Bytes that each two of 27", "Metric of the best", "Plan"]),
+        (
+            "#/movement?filter=llama/base/",
+            ["Which tensors", "Measure", "How far each of 7 layers", "Tensors of this layer"],
+        ),
     ],
 )
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_texts_have_contrast_and_nothing_is_wider_than_a_telephone(page: Browser, view: str, scheme: str) -> None:
-    page.size(420, 900)
-    page.emulate(scheme=scheme)
-    show(page, view, "document.querySelector('main section') && !document.querySelector('progress')")
-    page.wait_for("document.querySelector('.row, #values td, #verdict-line .pill, .none:not([hidden])')")
-
-    assert page.run("document.documentElement.scrollWidth") <= 420
-    assert page.run(CONTRAST) == []
-
-
-CONTRAST: Final = """(() => {
-  const parse = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
-  const light = ([r, g, b]) => {
-    const part = (value) => (value / 255 <= 0.04045 ? value / 255 / 12.92 : ((value / 255 + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * part(r) + 0.7152 * part(g) + 0.0722 * part(b);
-  };
-  const ground = (node) => {
-    for (; node; node = node.parentElement) {
-      const color = parse(getComputedStyle(node).backgroundColor);
-      if (color.length === 3 || color[3] > 0.99) return color;
-    }
-    return [255, 255, 255];
-  };
-  const found = [], SKIPPED = 'svg, script, option, .hidden, .skip';
-  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walk.nextNode()) {
-    const node = walk.currentNode.parentElement;
-    if (!walk.currentNode.data.trim() || !node.checkVisibility() || node.closest(SKIPPED)) continue;
-    const [a, b] = [light(parse(getComputedStyle(node).color)), light(ground(node))];
-    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (ratio < 4.5) found.push([walk.currentNode.data.trim().slice(0, 40), ratio]);
-  }
-  return found;
-})()"""
-
-
-def test_every_control_is_reached_by_tab_and_has_a_name(page: Browser) -> None:
+def test_every_control_is_reached_by_tab_and_has_a_name(page: Browser, view: str, some: list[str]) -> None:
+    show(page, view, "document.querySelector('.row .name, #moves canvas') && !document.querySelector('progress')")
     seen: list[str] = []
-    for _ in range(40):
+    for _ in range(48):
         page.press("Tab")
         name = page.run(
             "(() => { const node = document.activeElement, label = node.labels?.[0]?.textContent;"
@@ -373,23 +297,8 @@ def test_every_control_is_reached_by_tab_and_has_a_name(page: Browser) -> None:
         seen.append(name)
 
     assert any(name.startswith("INPUT") for name in seen)
-    assert any("By time" in name for name in seen)
-    assert any("System theme" in name for name in seen)
-
-
-@pytest.mark.slow
-def test_new_snapshots_appear_by_themselves(browser: Browser, tmp_path: Path) -> None:
-    with holdfast.open(tmp_path / "store") as store:
-        store.save("run/step-1", {"w": torch.ones(3)})
-        with store.serve() as server:
-            browser.size(1440, 1000)
-            browser.visit(server.url)
-            browser.wait_for(f"{NAMES}.length === 1")
-            store.save("run/step-2", {"w": torch.ones(3)}, metadata={"loss": 0.5})
-
-            browser.wait_for(f"{NAMES}.includes('run/step-2') && document.querySelector('[data-metric=loss]')")
-
-    assert browser.complaints == []
+    for text in (*some, "System theme"):
+        assert any(text in name for name in seen), text
 
 
 HOSTILE: Final = "<img src=//evil.example/x onerror=document.title='owned'><script>document.title='owned'</script>"
@@ -421,6 +330,17 @@ def test_markup_in_every_name_and_value_is_shown_and_does_nothing(browser: Brows
             browser.wait_for(f"{NAMES}.length > 3 && document.querySelector('#layers canvas')")
 
             assert HOSTILE in browser.run(NAMES)
+            chosen = json.dumps({"with": name, "prefix": HOSTILE.replace("/", "-"), "keep_last": "1"})
+            browser.run(f"location.hash = '#/sharing?' + new URLSearchParams({chosen})")
+            browser.wait_for("document.querySelector('#shares-head a') && document.querySelector('#pairs canvas')")
+            browser.run("document.querySelector('#plan').previousElementSibling.requestSubmit()")
+            browser.wait_for("document.querySelector('#plan .row .name')")
+            browser.run("location.hash = '#/movement?by=leaf'")
+            browser.wait_for("document.querySelector('#moves canvas') && document.querySelector('#tip')")
+            browser.run("document.querySelector('#moves canvas').focus()")
+            browser.press("ArrowDown")
+
+            assert "<img src=" in browser.run("document.querySelector('#tip').textContent")
             assert browser.run("document.querySelectorAll('img, iframe, main script').length") == 0
             assert "owned" not in browser.run("document.title").replace("'owned'", "")
             assert [each for each in browser.requests if not each.startswith(base)] == []

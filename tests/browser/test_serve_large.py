@@ -1,9 +1,9 @@
-"""The page stays fluid with 5,000 snapshots, and with 100,000 tensors in one of them."""
+"""The page stays fluid with 5,000 snapshots, 100,000 tensors in one of them, and recorded runs of 50,000 events."""
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 
 import pytest
 import torch
@@ -12,18 +12,26 @@ from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.serving.server import StoreServer
 from tests.browser.chromium import Browser
+from tests.browser.work import PageMeter, PageWork, time_python_loop
+from tests.kit.memory import measure_rise_kib
+from tests.kit.recordings import Recording, write_recorded
 from tests.kit.saving import save_bytes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SNAPSHOTS = 5000
 TENSORS = 100_000
+LAYERS = 112
+STEPS = 150
+"""Of recorded runs: three events for each layer and step."""
 FULL = "document.querySelectorAll('.row[data-full=true]:not([hidden])').length > 5"
 """Visible rows have arrived."""
+GRID = "document.querySelector('.grid')"
+Acts = Mapping[str, tuple[str, str]]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[StoreServer]:
+def store() -> Iterator[Store]:
     store = Store(MemoryStore(), options={"environment": False})
     for step in range(SNAPSHOTS):
         metrics = {"loss": 1 / (step + 1), "acc": step / SNAPSHOTS}
@@ -32,99 +40,212 @@ def server() -> Iterator[StoreServer]:
     store.save("large/a", tree)
     changed = {name: {part: value + (part == "a") for part, value in parts.items()} for name, parts in tree.items()}
     store.save("large/b", changed)
-    with store.serve() as started:
-        yield started
+    for name, is_bad in (("good", False), ("bad", True)):
+        write_recorded(store.repository, Recording(name, is_bad=is_bad, level="stats", steps=STEPS, layers=LAYERS))
+    yield store
     store.close()
 
 
-def measure(page: Browser, script: str, condition: str) -> float:
-    """Return how many milliseconds the thread of the page computes from an act until it is drawn."""
-    before = page.read_busy_s()
-    page.run(script)
-    page.wait_for(condition)
-    page.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-    return 1000 * (page.read_busy_s() - before)
+@pytest.fixture(scope="module")
+def server(store: Store) -> Iterator[StoreServer]:
+    with store.serve() as started:
+        yield started
 
 
-def test_five_thousand_snapshots_are_fluid(browser: Browser, server: StoreServer) -> None:
+@pytest.fixture(scope="module")
+def meter(browser: Browser) -> PageMeter:
     browser.size(1440, 1000)
-    browser.visit(server.url)
-    browser.wait_for(FULL)
-    assert browser.run("document.querySelector('#shown').textContent") == "5,002 snapshots"
-    grid = "document.querySelector('.grid')"
-    box = "document.querySelector('#filter')"
-    acts = {
-        "scroll to the end": (f"{grid}.scrollTop = 1e9", FULL),
-        "scroll to the middle": (f"{grid}.scrollTop = 70000", FULL),
-        "sort": ("document.querySelector('[data-key=step] button').click()", FULL),
-        "filter": (
-            f"{box}.value = 'loss < 0.001'; {box}.dispatchEvent(new Event('input'))",
-            "document.querySelector('#shown').textContent === '4,000 snapshots' && " + FULL,
-        ),
-    }
+    return PageMeter(browser)
 
-    took = {name: measure(browser, *act) for name, act in acts.items()}
 
+def type_into(selector: str, text: str) -> str:
+    """Return a script that replaces the text of a box, as typing does."""
+    return (
+        f"(() => {{ const box = document.querySelector('{selector}'); box.value = '{text}';"
+        " box.dispatchEvent(new Event('input', {bubbles: true})); })()"
+    )
+
+
+def hover(selector: str) -> str:
+    """Return a script that moves the pointer over a plot, in ten moves."""
+    return (
+        f"(() => {{ const plot = document.querySelector('{selector}'), box = plot.getBoundingClientRect();"
+        " for (let at = 0; at < 10; at++) plot.dispatchEvent(new PointerEvent('pointermove',"
+        " {clientX: box.left + 100 + 20 * at, clientY: box.top + 80})); })()"
+    )
+
+
+def wait_long(page: Browser, condition: str) -> None:
+    """Wait for what takes the server long, however slow the machine is; the time limit of the test ends it."""
+    while not page.run(f"Boolean({condition})"):
+        page.run("new Promise((done) => setTimeout(done, 500))")
+
+
+def find_slow(meter: PageMeter, acts: Acts) -> dict[str, PageWork]:
+    """Do each act; return those whose scripts take more than 100 ms, or which take 200 ms with layout and paint."""
+    took = {name: meter.measure(*act) for name, act in acts.items()}
+    return {name: work for name, work in took.items() if work.script > 1 or work.all > 2}
+
+
+def test_the_first_rows_of_five_thousand_snapshots_take_less_than_a_second(
+    meter: PageMeter, server: StoreServer
+) -> None:
+    meter.measure_first(server.url, FULL)  # stores the token, and fills the caches of both sides
+    again = meter.measure_first(server.url.partition("#")[0] + "#/snapshots?metric=loss", FULL)
+
+    assert again.all < 10
+
+
+def test_five_thousand_snapshots_are_fluid(browser: Browser, meter: PageMeter, server: StoreServer) -> None:
+    meter.measure_first(server.url, FULL)
+    assert browser.run("document.querySelector('#shown').textContent") == f"{SNAPSHOTS + 2:,} snapshots"
+    plot = "#timeline svg"
+
+    assert (
+        find_slow(
+            meter,
+            {
+                "scroll to the end": (f"{GRID}.scrollTop = 1e9", FULL),
+                "scroll to the middle": (f"{GRID}.scrollTop = 70000", FULL),
+                "sort": ("document.querySelector('[data-key=step] button').click()", FULL),
+                "hover": (hover(plot), "!document.querySelector('#tip').hidden"),
+                "another number": ("document.querySelector('[data-metric=acc]').click()", FULL),
+                "filter": (
+                    type_into("#filter", "loss < 0.001"),
+                    "document.querySelector('#shown').textContent === '4,000 snapshots' && " + FULL,
+                ),
+            },
+        )
+        == {}
+    )
     assert browser.run("document.querySelectorAll('.row').length") < 60
     assert browser.run("document.querySelectorAll('*').length") < 3000
-    # A frame of a tenth of a second is felt; machines of tests are slow and shared.
-    assert {name: ms for name, ms in took.items() if ms > 400} == {}, took
     assert browser.complaints == []
 
 
-def test_a_hundred_thousand_tensors_are_fluid(browser: Browser, server: StoreServer) -> None:
-    base = server.url.partition("#")[0]
+def test_the_first_look_at_a_hundred_thousand_tensors_takes_the_server_about_a_second(
+    browser: Browser, store: Store
+) -> None:
+    unit_s = time_python_loop()
+    with store.serve() as server:
+        browser.visit("about:blank")
+        browser.visit(server.url)
+        browser.wait_for(FULL)
+        started_s = time.process_time()
+        browser.run("location.hash = '#/snapshot?name=large/a&folded=false'")
+        browser.wait_for(FULL + f" && document.querySelector('#shown').textContent.startsWith('{TENSORS:,}')")
+        took_s = time.process_time() - started_s
+        browser.visit("about:blank")
+
+    assert took_s / unit_s < 25, f"{took_s:.2f} s of processor time; the loop of 0.1 s took {unit_s:.3f} s"
+
+
+def test_a_hundred_thousand_tensors_are_fluid(browser: Browser, meter: PageMeter, server: StoreServer) -> None:
     browser.visit(server.url)
-    browser.visit("about:blank")
-    browser.visit(base + "#/snapshot?name=large/a&folded=false")
-    browser.wait_for(FULL)
+    first = meter.measure_first(server.url.partition("#")[0] + "#/snapshot?name=large/a&folded=false", FULL)
+    assert first.all < 10
     assert browser.run("document.querySelector('#shown').textContent") == "100,000 of 100,000 leaves"
-    grid = "document.querySelector('.grid')"
-    box = "document.querySelector('input[type=search]')"
-    acts = {
-        "scroll to the end": (f"{grid}.scrollTop = 1e9", FULL),
-        "filter": (
-            f"{box}.value = '*.77*.c'; {box}.dispatchEvent(new Event('input'))",
-            "document.querySelector('#shown').textContent.startsWith('111 of')",
-        ),
-        "fold": (
-            "document.querySelector('#folded').click()",
-            "document.querySelector('#shown').textContent.includes('lines')",
-        ),
-    }
 
-    took = {name: measure(browser, *act) for name, act in acts.items()}
-
+    assert (
+        find_slow(
+            meter,
+            {
+                "scroll to the end": (f"{GRID}.scrollTop = 1e9", FULL),
+                "sort": ("document.querySelector('[data-key=name] button').click()", FULL),
+                "filter": (
+                    type_into("input[type=search]", "*.77*.c"),
+                    "document.querySelector('#shown').textContent.startsWith('111 of')",
+                ),
+                "fold": (
+                    "document.querySelector('#folded').click()",
+                    "document.querySelector('#shown').textContent.includes('lines')",
+                ),
+                "open": (
+                    "location.hash = '#/tensor?name=large/a&leaf=layers.77.a'",
+                    "document.querySelector('#values td')",
+                ),
+                "back": ("history.back()", "document.querySelector('#shown')?.textContent.includes('lines')"),
+            },
+        )
+        == {}
+    )
     assert browser.run("document.querySelectorAll('.row').length") < 60
-    assert {name: ms for name, ms in took.items() if ms > 400} == {}, took
 
 
 def test_a_diff_of_a_hundred_thousand_tensors_is_shown_while_it_is_measured(
-    browser: Browser, server: StoreServer
+    browser: Browser, meter: PageMeter, server: StoreServer
 ) -> None:
-    base = server.url.partition("#")[0]
     browser.visit(server.url)
-    browser.visit("about:blank")
-    browser.visit(base + "#/compare?a=large/a&b=large/b")
-    browser.wait_for(FULL)
-    for _ in range(20):
-        if browser.run("document.querySelector('#changes-title') && !document.querySelector('progress')"):
-            break
-        browser.run("new Promise((done) => setTimeout(done, 3000))")
+    browser.visit(server.url.partition("#")[0] + "#/compare?a=large/a&b=large/b")
+    wait_long(browser, FULL)
+    assert browser.run("Boolean(document.querySelector('progress'))")
+    wait_long(browser, "!document.querySelector('progress')")
 
     assert browser.run("document.querySelector('#counts-row strong').textContent") == "25,000"
     assert browser.run("document.querySelector('#shown').textContent") == "25,000 of 25,000"
+    assert (
+        find_slow(
+            meter,
+            {
+                "scroll": (f"{GRID}.scrollTop = 1e9", FULL),
+                "sort": ("document.querySelector('[data-key=name] button').click()", FULL),
+                "filter": (
+                    type_into("main input[type=search]", "layers.777"),
+                    "document.querySelector('#shown').textContent.startsWith('11 of')",
+                ),
+            },
+        )
+        == {}
+    )
+    assert browser.run("document.querySelectorAll('.row').length") < 60
+    assert browser.complaints == []
+
+
+def test_runs_of_fifty_thousand_events_are_compared_and_their_report_is_fluid(
+    browser: Browser, meter: PageMeter, server: StoreServer
+) -> None:
+    unit_s = time_python_loop()
+    browser.visit(server.url)
+    started_s = time.process_time()
+    browser.run("location.hash = '#/runs?a=good&b=bad'")
+    wait_long(browser, "document.querySelector('#report')")
+    assert (time.process_time() - started_s) / unit_s < 60
+    assert "layers.1" in browser.run("document.querySelector('#comparison h1').textContent")
+    rows = "document.querySelectorAll('.row').length > 5"
+
+    first = meter.measure_first(browser.run("document.querySelector('#report').href"), rows)
+
+    assert first.all < 10
+    assert browser.run("rows.size") == 50_000 < 3 * STEPS * LAYERS
+    assert (
+        find_slow(
+            meter,
+            {
+                "scroll": ("document.querySelector('#grid').scrollTop = 700000", rows),
+                "sort by name": ("document.querySelector('[data-key=fqn] button').click()", rows),
+                "sort by a number": ("document.querySelector('[data-key=rel] button').click()", rows),
+                "filter": (
+                    type_into("#words", "layers.77"),
+                    "document.querySelector('#shown').textContent.includes(' of 50,000')",
+                ),
+                "measure": ("document.querySelector('#step-on').click()", rows),
+                "hover": (hover("#depth-plot svg"), rows),
+                "open": ("document.querySelector('.row').click()", "!document.querySelector('#detail').hidden"),
+            },
+        )
+        == {}
+    )
     assert browser.run("document.querySelectorAll('.row').length") < 60
     assert browser.complaints == []
 
 
 def test_the_server_forgets_what_is_beyond_its_limit(server: StoreServer) -> None:
     api = server._api
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in range(3):
-        for name in ("large/a", "large/b"):
+
+    def read_all() -> None:
+        for name in ("large/a", "large/b") * 3:
             facts = next(each for each in api._listing.read().facts if each.snapshot.name == name)
             api._read_outline(facts.snapshot)
 
+    assert measure_rise_kib(read_all) < 256 << 10  # KiB
     assert api._outlines.size <= 400_000
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB: 1 GiB

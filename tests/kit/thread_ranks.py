@@ -7,7 +7,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from holdfast.distributed.checkpoint.plan import plan_save
 from holdfast.errors import RankError, RankFailure
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.write.writer import SaveResult, save
+from holdfast.snapshot.save.save import SaveOptions
+from holdfast.trees.registered import Types
 from tests.kit.patience import PATIENCE_S
 
 Result = TypeVar("Result")
@@ -94,3 +99,19 @@ def run_threads(world_size: int, act: Callable[[ThreadRanks], Result]) -> list[R
 
     with ThreadPoolExecutor(world_size) as pool:
         return list(pool.map(run, range(world_size)))
+
+
+def save_on_threads(repo: Repository, name: str, trees: Sequence[object]) -> SaveResult:
+    """Save one tree for each rank together, as processes do; return what the first rank got."""
+
+    def act(ranks: ThreadRanks) -> SaveResult:
+        planned = plan_save(name, trees[ranks.rank], SaveOptions(), Types(()), ranks, range(len(trees)))
+        return save(repo, planned.request, ranks=ranks)
+
+    results = run_threads(len(trees), act)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    first = results[0]
+    assert not isinstance(first, BaseException)
+    return first

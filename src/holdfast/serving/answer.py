@@ -65,7 +65,7 @@ def answer_refusal(status: int, sentence: str) -> HttpAnswer:
 def describe_error(error: Exception) -> tuple[int, dict[str, Json]]:
     """Return the HTTP status of an error, and the error as JSON: its kind, and a sentence for people."""
     if isinstance(error, HoldfastError):
-        found: dict[str, Json] = {"kind": type(error).__name__, "message": end_sentence(_find_sentence(error))}
+        found: dict[str, Json] = {"kind": type(error).__name__, "message": _format_error(error)}
         if isinstance(error, BadExpression) and error.expression:
             found |= {"expression": error.expression, "position": error.position}
         return _find_status(error), {"error": found}
@@ -74,6 +74,13 @@ def describe_error(error: Exception) -> tuple[int, dict[str, Json]]:
         return 503, {"error": {"kind": type(error).__name__, "message": end_sentence(f"{where}{error.strerror}")}}
     _log.error("a request failed", exc_info=error)
     return 500, {"error": {"kind": type(error).__name__, "message": f"{end_sentence(str(error) or 'Failed')} {_BUG}"}}
+
+
+def _format_error(error: HoldfastError) -> str:
+    text = _find_sentence(error)
+    # A name at the beginning stays as it is: `weights` and `Weights` are two leaves.
+    named = str(getattr(error, "key", "") or getattr(error, "name", ""))
+    return end_sentence(text, begins_with_name=bool(named) and text.startswith(named))
 
 
 def _find_sentence(error: HoldfastError) -> str:
@@ -89,7 +96,8 @@ def _find_status(error: HoldfastError) -> int:
     return 400 if isinstance(error, BadName | ValueError | LookupError) else 500
 
 
-def end_sentence(text: str) -> str:
-    """Return a text as a sentence: with a capital letter, and a full stop at its end."""
+def end_sentence(text: str, *, begins_with_name: bool = False) -> str:
+    """Return a text as a sentence: with a capital letter, unless a name is first, and a full stop at its end."""
     text = text.strip() or "Failed"
-    return text[0].upper() + text[1:] + ("" if text[-1] in ".!?" else ".")
+    first = text[0] if begins_with_name else text[0].upper()
+    return first + text[1:] + ("" if text[-1] in ".!?" else ".")

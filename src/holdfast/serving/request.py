@@ -12,6 +12,7 @@ from holdfast.errors import BadName
 MAX_TARGET_BYTES: Final = 16 << 10
 """A longer path and query is refused before it is parsed."""
 _MAX_PARAMETERS: Final = 128
+_MAX_OFFSET: Final = 1 << 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,24 @@ class ApiRequest:
             raise BadName(f"{name}={text[:40]!r} is not a whole number from 0 to {most}")
         return int(text)
 
+    def read_page(self, default: int, *, most: int) -> tuple[int, int]:
+        """Return the first row that is asked for, and how many rows: `default`, unless `limit` is given."""
+        return self.read_number("offset", 0, most=_MAX_OFFSET), self.read_number("limit", default, most=most)
+
     def read_flag(self, name: str) -> bool:
         """Return whether a parameter is "true"; raises BadName for anything but "true", "false" and nothing."""
         text = self.read_text(name, "false")
         if text not in ("true", "false"):
             raise BadName(f"{name}={text[:40]!r} is neither true nor false")
         return text == "true"
+
+
+def choose_sort(sort: str, fields: Sequence[str]) -> str:
+    """Return the field of an order such as `-bytes`, or the first one; raises BadName if it is not one of `fields`."""
+    field = sort.removeprefix("-") or fields[0]
+    if field not in fields:
+        raise BadName(f"rows cannot be sorted by {field[:40]!r}; choose one of {', '.join(fields)}")
+    return field
 
 
 def parse_request(target: str) -> ApiRequest:

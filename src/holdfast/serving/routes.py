@@ -8,23 +8,32 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from holdfast import __version__
-from holdfast.errors import NotFound
+from holdfast.errors import BadName, NotFound
 from holdfast.json_text import Json
-from holdfast.lru import LruCache
 from holdfast.query.facts import Facts
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.serving.answer import HttpAnswer, answer_json, answer_lines
-from holdfast.serving.answers.compiled import describe_cache, describe_miss
+from holdfast.serving.answers.compiled import describe_miss
 from holdfast.serving.answers.diffs import iter_diff
 from holdfast.serving.answers.outline import (
     MAX_LEAVES,
+    ChosenLines,
     LeafChoice,
     SnapshotOutline,
+    choose_lines,
     describe_leaves,
     describe_parts,
     list_members,
     read_outline,
+)
+from holdfast.serving.answers.pieces import (
+    MAX_PIECES,
+    RankedSnapshot,
+    describe_cuts,
+    describe_pieces,
+    describe_ranks,
+    read_ranked,
 )
 from holdfast.serving.answers.snapshots import (
     MAX_PAGE,
@@ -37,9 +46,11 @@ from holdfast.serving.answers.snapshots import (
     parse_choice,
     read_sizes,
 )
-from holdfast.serving.answers.upkeep import describe_activity, describe_prune, describe_usage, iter_check
+from holdfast.serving.answers.upkeep import count_requests, describe_activity, describe_requests, iter_check
 from holdfast.serving.listing import WatchedListing
+from holdfast.serving.remembered import RememberedValues
 from holdfast.serving.request import ApiRequest
+from holdfast.serving.space import SpaceApi
 
 if TYPE_CHECKING:
     from holdfast.serving.answers.runs import RunComparison
@@ -50,12 +61,15 @@ API: Final = "/api/v1/"
 REPORTS: Final = "/report/"
 _MAX_REPORT_BYTES: Final = 64 << 20
 """Reports on two runs that are kept until they are opened; the one that was made last is always kept."""
-_MOST: Final = 1 << 50
 _MAX_SIZES: Final = 64
 _HEAVY_AT_ONCE: Final = 2
 """Requests that read tensors or large manifests at the same time; others wait. Each takes some dozens of MiB."""
 _MAX_REMEMBERED_ROWS: Final = 400_000
-"""Leaves of all outlines, and of all open snapshots, that are kept in memory; one that is larger is kept alone."""
+"""Leaves of all outlines, and of all orders of them, that are kept in memory; one that is larger is kept alone."""
+_MAX_OPENED_ENTRIES: Final = 200_000
+"""Entries of all snapshots that are kept open for their tensors: each takes twice the memory of a leaf."""
+_MAX_MANIFEST_BYTES: Final = 64 << 20
+"""Manifests of snapshots of many ranks that are kept in memory, as stored; one that is larger is kept alone."""
 _MAX_REMEMBERED_CHOICES: Final = 8
 _CHOICE_AGE_S: Final = 5.0
 """A condition on `age` gives another answer after a while, although the store has not changed."""
@@ -68,18 +82,27 @@ class StoreApi:
         """Answer about a repository; nothing is read yet."""
         self._repo = repo
         self._listing = WatchedListing(repo)
-        self._lock = threading.Lock()
+        self._started_s = repo.store.clock()
+        self._requests_before = count_requests(repo.store)
         self._heavy = threading.BoundedSemaphore(_HEAVY_AT_ONCE)
         # Manifests never change, so whatever follows from one is remembered by its id.
-        self._sizes: LruCache[str, Mapping[str, int]] = LruCache(100_000, size_of=lambda _: 1)
-        self._outlines: LruCache[str, SnapshotOutline] = LruCache(
+        self._sizes: RememberedValues[str, Mapping[str, int]] = RememberedValues(100_000)
+        self._outlines: RememberedValues[str, SnapshotOutline] = RememberedValues(
             _MAX_REMEMBERED_ROWS, size_of=lambda outline: len(outline.rows) + 100
         )
-        self._opened: LruCache[str, Snapshot] = LruCache(
-            _MAX_REMEMBERED_ROWS, size_of=lambda snapshot: snapshot.record.num_entries + 100
+        self._lines: RememberedValues[tuple[str, str, LeafChoice], ChosenLines] = RememberedValues(
+            _MAX_REMEMBERED_ROWS, size_of=lambda lines: len(lines.order) + 100
         )
-        self._choices: LruCache[tuple[str, ...], list[Facts]] = LruCache(_MAX_REMEMBERED_CHOICES, size_of=lambda _: 1)
-        self._reports: LruCache[str, RunComparison] = LruCache(_MAX_REPORT_BYTES, size_of=lambda found: len(found.page))
+        self._opened: RememberedValues[str, Snapshot] = RememberedValues(
+            _MAX_OPENED_ENTRIES, size_of=lambda snapshot: snapshot.record.num_entries + 100
+        )
+        self._ranked: RememberedValues[str, RankedSnapshot] = RememberedValues(
+            _MAX_MANIFEST_BYTES, size_of=lambda ranked: ranked.manifests.size_bytes
+        )
+        self._choices: RememberedValues[tuple[str, ...], list[Facts]] = RememberedValues(_MAX_REMEMBERED_CHOICES)
+        self._reports: RememberedValues[str, RunComparison] = RememberedValues(
+            _MAX_REPORT_BYTES, size_of=lambda found: len(found.page)
+        )
         self._answers: Mapping[str, Callable[[ApiRequest], HttpAnswer]] = {
             "store": self._answer_store,
             "changes": self._answer_changes,
@@ -88,18 +111,19 @@ class StoreApi:
             "sizes": self._answer_sizes,
             "snapshot": self._answer_snapshot,
             "leaves": self._answer_leaves,
+            "ranks": self._answer_ranks,
+            "pieces": self._answer_pieces,
             "tensor": self._answer_tensor,
             "values": self._answer_values,
             "heat": self._answer_heat,
             "diff": self._answer_diff,
-            "usage": self._answer_usage,
-            "prune": self._answer_prune,
+            "movement": self._answer_movement,
             "activity": self._answer_activity,
             "check": self._answer_check,
-            "cache": self._answer_cache,
             "miss": self._answer_miss,
             "runs": self._answer_runs,
             "report": self._answer_report,
+            **SpaceApi(repo, self._listing, self._heavy, self._choose).answers,
         }
 
     def answer(self, request: ApiRequest) -> HttpAnswer:
@@ -107,6 +131,7 @@ class StoreApi:
         found = self._answers.get(request.path.removeprefix(API)) if request.path.startswith(API) else None
         if found is None:
             raise NotFound(f"the API has nothing at {request.path[:200]!r}", name=request.path)
+        self._listing.verify_same()
         return found(request)
 
     def _answer_store(self, _: ApiRequest) -> HttpAnswer:
@@ -123,25 +148,17 @@ class StoreApi:
         return answer_json(found)
 
     def _answer_changes(self, _: ApiRequest) -> HttpAnswer:
-        return answer_json({"state": self._listing.read().mark})
+        state = self._listing.read()
+        return answer_json({"state": state.mark, "runs": state.runs_mark})
 
     def _choose(self, request: ApiRequest) -> list[Facts]:
         state = self._listing.read()
         text, sort = request.read_text("filter"), request.read_text("sort")
         key = (state.mark, str(int(state.read_s / _CHOICE_AGE_S)), text, sort)
-        with self._lock:
-            found = self._choices.get(key)
-        if found is None:
-            found = choose(state, parse_choice(text, sort))
-            with self._lock:
-                self._choices.put(key, found)
-        return found
+        return self._choices.find_or_compute(key, lambda: choose(state, parse_choice(text, sort)))
 
     def _answer_snapshots(self, request: ApiRequest) -> HttpAnswer:
-        offset, limit = (
-            request.read_number("offset", 0, most=_MOST),
-            request.read_number("limit", 100, most=MAX_PAGE),
-        )
+        offset, limit = request.read_page(100, most=MAX_PAGE)
         found = self._choose(request)
         return answer_json(describe_page(self._listing.read(), found, offset, limit, url=self._repo.store.url))
 
@@ -156,26 +173,20 @@ class StoreApi:
         return answer_json({"sizes": found})
 
     def _read_sizes(self, snapshot: CommittedSnapshot) -> Mapping[str, int]:
-        key = snapshot.manifest.manifest_id
-        with self._lock:
-            sizes = self._sizes.get(key)
-        if sizes is None:
+        def read() -> Mapping[str, int]:
             with self._heavy:
-                sizes = read_sizes(self._repo, snapshot)
-            with self._lock:
-                self._sizes.put(key, sizes)
-        return sizes
+                return read_sizes(self._repo, snapshot)
+
+        return self._sizes.find_or_compute(snapshot.manifest.manifest_id, read)
 
     def _read_outline(self, snapshot: CommittedSnapshot) -> SnapshotOutline:
-        key = snapshot.manifest.manifest_id
-        with self._lock:
-            outline = self._outlines.get(key)
-        if outline is None:
+        def read() -> SnapshotOutline:
             with self._heavy:
-                outline = read_outline(self._repo, snapshot)
-            with self._lock:
-                self._outlines.put(key, outline)
-                self._sizes.put(key, outline.sizes)
+                return read_outline(self._repo, snapshot)
+
+        # The page asks for the facts and for the first lines at once: the manifest is read for one of them.
+        outline = self._outlines.find_or_compute(snapshot.manifest.manifest_id, read)
+        self._sizes.put(snapshot.manifest.manifest_id, outline.sizes)
         return outline
 
     def _answer_snapshot(self, request: ApiRequest) -> HttpAnswer:
@@ -201,20 +212,38 @@ class StoreApi:
         if below:
             outline, is_folded = list_members(outline, below), False
         choice = LeafChoice(request.read_text("filter").strip(), request.read_text("sort"), is_folded)
-        offset, limit = request.read_number("offset", 0, most=_MOST), request.read_number("limit", 200, most=MAX_LEAVES)
-        return answer_json(describe_leaves(outline, choice, offset, limit))
+        key = (facts.snapshot.manifest.manifest_id, below, choice)
+        lines = self._lines.find_or_compute(key, lambda: choose_lines(outline, choice))
+        found = describe_leaves(outline, lines, *request.read_page(200, most=MAX_LEAVES))
+        if outline.num_ranks:
+            ranked = self._read_ranked(facts.snapshot)
+            found["cuts"] = describe_cuts(ranked, {line["first"] for line in found["lines"]})
+        return answer_json(found)
+
+    def _read_ranked(self, snapshot: CommittedSnapshot) -> RankedSnapshot:
+        def read() -> RankedSnapshot:
+            with self._heavy:
+                return read_ranked(self._repo, snapshot)
+
+        return self._ranked.find_or_compute(snapshot.manifest.manifest_id, read)
+
+    def _answer_ranks(self, request: ApiRequest) -> HttpAnswer:
+        facts = find_named(self._listing.read(), request.read_required("name"))
+        page = request.read_page(200, most=MAX_PIECES)
+        return answer_json(describe_ranks(self._read_ranked(facts.snapshot), request.read_text("sort"), *page))
+
+    def _answer_pieces(self, request: ApiRequest) -> HttpAnswer:
+        facts = find_named(self._listing.read(), request.read_required("name"))
+        page = request.read_page(200, most=MAX_PIECES)
+        return answer_json(describe_pieces(self._read_ranked(facts.snapshot), request.read_required("leaf"), *page))
 
     def _open(self, snapshot: CommittedSnapshot) -> Snapshot:
         from holdfast.snapshot.view.lazy import Snapshot
         from holdfast.trees.registered import Types
 
-        key = snapshot.manifest.manifest_id
-        with self._lock:
-            opened = self._opened.get(key)
-            if opened is None:
-                opened = Snapshot(self._repo, snapshot, Types(()))
-                self._opened.put(key, opened)
-        return opened
+        return self._opened.find_or_compute(
+            snapshot.manifest.manifest_id, lambda: Snapshot(self._repo, snapshot, Types(()))
+        )
 
     def _open_tensor(self, request: ApiRequest) -> OpenTensor:
         from holdfast.serving.answers.tensors import open_tensor
@@ -246,23 +275,30 @@ class StoreApi:
         a, b = (find_named(state, request.read_required(side)).snapshot for side in "ab")
         return answer_lines(self._limit(iter_diff(self._repo, a, b, values=request.read_flag("values"))))
 
-    def _answer_usage(self, _: ApiRequest) -> HttpAnswer:
-        with self._heavy:
-            return answer_json(describe_usage(self._repo))
+    def _answer_movement(self, request: ApiRequest) -> HttpAnswer:
+        from holdfast.serving.answers.movement import (
+            DEFAULT_COMPARED,
+            MAX_COMPARED,
+            choose_series,
+            iter_moves,
+            make_grouping,
+        )
 
-    def _answer_prune(self, request: ApiRequest) -> HttpAnswer:
-        with self._heavy:
-            return answer_json(describe_prune(self._repo, request))
+        by = request.read_text("by", "layer")
+        if by not in ("layer", "leaf"):
+            raise BadName(f"by={by[:40]!r} is neither layer nor leaf")
+        limit = request.read_number("limit", DEFAULT_COMPARED, most=MAX_COMPARED)
+        chosen = choose_series(self._choose(request), request.read_text("series"), limit)
+        grouping = make_grouping(request.read_text("leaves").strip(), by_leaf=by == "leaf")
+        return answer_lines(self._limit(iter_moves(self._repo, chosen, grouping)))
 
     def _answer_activity(self, _: ApiRequest) -> HttpAnswer:
-        return answer_json(describe_activity(self._repo))
+        store = self._repo.store
+        requests = describe_requests(store, self._requests_before, self._started_s)
+        return answer_json({**describe_activity(self._repo), "requests": requests})
 
     def _answer_check(self, request: ApiRequest) -> HttpAnswer:
         return answer_lines(self._limit(iter_check(self._repo, read=request.read_flag("read"))))
-
-    def _answer_cache(self, _: ApiRequest) -> HttpAnswer:
-        with self._heavy:
-            return answer_json(describe_cache(self._repo))
 
     def _answer_miss(self, request: ApiRequest) -> HttpAnswer:
         with self._heavy:
@@ -282,14 +318,12 @@ class StoreApi:
             found = compare_runs(self._repo, a, b)
         # The page is opened by its address alone, so that address is a secret like the token.
         path = f"{REPORTS}{secrets.token_urlsafe(24)}"
-        with self._lock:
-            self._reports.put(path, found)
+        self._reports.put(path, found)
         return answer_json({"headline": found.headline, "is_match": found.is_match, "path": path})
 
     def answer_page(self, path: str) -> HttpAnswer | None:
         """Return the page of a report that was made before; None if the path is not that of one."""
-        with self._lock:
-            found = self._reports.get(path)
+        found = self._reports.find(path)
         if found is None:
             return None
         policy = {"Content-Security-Policy": f"{found.policy}; frame-ancestors 'none'"}

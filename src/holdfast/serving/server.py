@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from types import TracebackType
@@ -31,6 +32,12 @@ _THREADS: Final = 32
 """Connections that are answered at the same time; others wait in the queue of the socket."""
 _TIMEOUT_S: Final = 20.0
 """A client that neither sends nor takes bytes for so long is disconnected."""
+_HEAD_S: Final = 10.0
+"""A client that has not sent its whole request after so long is disconnected, however often it sends a byte."""
+_SHORT_HEAD_S: Final = 1.0
+"""The same, while others wait for a thread."""
+_PIECE_BYTES: Final = 256 << 10
+"""What is written at a time, so that `_TIMEOUT_S` holds for each piece and not for a whole answer."""
 _POLL_S: Final = 0.1
 """How soon `close` is noticed."""
 _HEADERS: Final = {
@@ -114,6 +121,7 @@ class StoreServer:
     def close(self) -> None:
         """Stop listening. Requests that are being answered are cut off when the process ends."""
         self._closed.set()
+        self._server.is_closing.set()
         if self._thread is not None:
             self._server.shutdown()
             self._thread.join()
@@ -162,7 +170,11 @@ class _HttpServer(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, owner: StoreServer, family: socket.AddressFamily) -> None:
         self.address_family = family
         self.owner = owner
+        self.is_closing = threading.Event()
         self._slots = threading.BoundedSemaphore(_THREADS)
+        self._lock = threading.Lock()
+        self._silent: dict[socket.socket, float] = {}
+        """Connections whose request is not complete yet, and since when."""
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
@@ -170,10 +182,18 @@ class _HttpServer(ThreadingHTTPServer):
         TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        self._slots.acquire()
+        while not self._slots.acquire(timeout=_POLL_S):
+            # Clients that send nothing must neither keep others waiting, nor keep the server from closing.
+            self._drop_silent(_SHORT_HEAD_S)
+            if self.is_closing.is_set():
+                self.shutdown_request(request)
+                return
+        with self._lock:
+            self._silent[request] = time.monotonic()
         try:
             super().process_request(request, client_address)
         except BaseException:
+            self.note_request(request)
             self._slots.release()
             raise
 
@@ -181,10 +201,33 @@ class _HttpServer(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.note_request(request)
             self._slots.release()
+
+    def service_actions(self) -> None:
+        self._drop_silent(_HEAD_S)
+
+    def note_request(self, request: socket.socket) -> None:
+        """Note that a connection has sent its request, or has ended."""
+        with self._lock:
+            self._silent.pop(request, None)
+
+    def _drop_silent(self, age_s: float) -> None:
+        """Disconnect clients that have not sent their request for so long; their threads then end."""
+        now_s = time.monotonic()
+        with self._lock:
+            late = [request for request, since_s in self._silent.items() if now_s - since_s > age_s]
+            for request in late:
+                del self._silent[request]
+                with suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         _log.debug("a connection ended early", exc_info=True)
+
+
+def _iter_pieces(body: bytes) -> Iterator[bytes]:
+    return (body[at : at + _PIECE_BYTES] for at in range(0, len(body), _PIECE_BYTES))
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -194,6 +237,11 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "holdfast"
     sys_version = ""
     timeout = _TIMEOUT_S
+
+    def parse_request(self) -> bool:
+        is_parsed = super().parse_request()
+        self.server.note_request(self.connection)
+        return is_parsed
 
     def do_GET(self) -> None:
         self._send(self.server.owner.answer(self.path, self.headers))
@@ -219,7 +267,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(answer.body)))
         self.end_headers()
         if self.command != "HEAD":
-            self._write(iter((answer.body,)) if isinstance(answer.body, bytes) else answer.body)
+            self._write(_iter_pieces(answer.body) if isinstance(answer.body, bytes) else answer.body)
 
     def _write(self, pieces: Iterator[bytes]) -> None:
         try:

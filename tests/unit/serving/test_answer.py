@@ -60,3 +60,9 @@ def test_an_error_in_a_stream_is_its_last_line() -> None:
 def test_a_sentence_ends() -> None:
     assert end_sentence("what is it?") == "What is it?"
     assert end_sentence("") == "Failed."
+
+
+def test_a_name_at_the_beginning_keeps_its_letters() -> None:
+    _, found = describe_error(Corrupt("weights needs 8 bytes", key="weights"))
+
+    assert found["error"] == {"kind": "Corrupt", "message": "weights needs 8 bytes; run `holdfast check`."}

@@ -13,6 +13,7 @@ from holdfast.objects.memory import MemoryStore, VirtualClock
 from holdfast.repo.names.snapshots import read_snapshot
 from holdfast.repo.names.tags import set_tag
 from holdfast.serving.listing import WatchedListing
+from tests.kit.recordings import Recording, write_recorded
 from tests.kit.saving import new_repo, save_bytes
 
 
@@ -36,6 +37,21 @@ def test_the_store_is_read_once_a_second_and_the_mark_follows_it() -> None:
     third = listing.read()
     assert third.mark != second.mark
     assert [tag.name for tag in third.tags["run/1"]] == ["best"]
+
+
+def test_a_recorded_run_changes_its_own_mark_and_is_no_snapshot() -> None:
+    clock = VirtualClock(start_s=1e9)
+    repo = new_repo(MemoryStore(clock=clock))
+    save_bytes(repo, "a", {"x": b"1"})
+    listing = WatchedListing(repo)
+    first = listing.read()
+    write_recorded(repo, Recording("run", level="digest", steps=1))
+    clock.advance(1.5)
+    second = listing.read()
+
+    assert second.runs_mark != first.runs_mark
+    assert second.mark == first.mark
+    assert [each.snapshot.name for each in second.facts] == ["a"]
 
 
 def test_a_store_that_was_deleted_is_gone(tmp_path: Path) -> None:

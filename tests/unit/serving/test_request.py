@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import BadName
-from holdfast.serving.request import MAX_TARGET_BYTES, parse_request
+from holdfast.serving.request import MAX_TARGET_BYTES, choose_sort, parse_request
 
 
 def test_parameters_are_decoded() -> None:
@@ -39,6 +39,19 @@ def test_what_is_too_much_is_refused() -> None:
 def test_what_is_malformed_is_refused(target: str) -> None:
     with pytest.raises(BadName):
         parse_request(target)
+
+
+def test_a_page_has_a_start_and_a_limit() -> None:
+    assert parse_request("/x?offset=7").read_page(20, most=50) == (7, 20)
+    assert parse_request("/x?limit=50").read_page(20, most=50) == (0, 50)
+    with pytest.raises(BadName, match="limit='51'"):
+        parse_request("/x?limit=51").read_page(20, most=50)
+
+
+def test_an_order_is_one_of_the_fields() -> None:
+    assert [choose_sort(sort, ("a", "b")) for sort in ("", "-", "b", "-b")] == ["a", "a", "b", "b"]
+    with pytest.raises(BadName, match="'c'; choose one of a, b"):
+        choose_sort("-c", ("a", "b"))
 
 
 def test_a_missing_parameter_and_a_bad_flag_are_named() -> None:

@@ -7,7 +7,9 @@ import json
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +146,34 @@ def test_clients_that_say_nothing_or_go_away_do_not_stop_the_server(server: Stor
         connection.close()
 
 
+def test_more_slow_clients_than_threads_neither_stop_the_server_nor_keep_it_from_closing(server: StoreServer) -> None:
+    slow = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
+    for connection in slow[::2]:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nX: ")
+    stop = threading.Event()
+
+    def trickle() -> None:
+        while not stop.wait(0.2):
+            for connection in slow[::2]:
+                with suppress(OSError):
+                    connection.send(b"y")
+
+    trickling = threading.Thread(target=trickle)
+    trickling.start()
+    try:
+        assert read(server, "/api/v1/store")["snapshots"] == 1
+        again = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
+        closing = threading.Thread(target=server.close)
+        closing.start()
+        closing.join(PATIENCE_S)
+        assert not closing.is_alive()
+    finally:
+        stop.set()
+        trickling.join()
+        for connection in (*slow, *again):
+            connection.close()
+
+
 def test_a_store_that_is_deleted_while_it_is_looked_at_is_a_sentence(server: StoreServer, tmp_path: Path) -> None:
     server.close()
     with holdfast.open(tmp_path / "store", create=False) as store, store.serve() as fresh:
@@ -154,6 +184,33 @@ def test_a_store_that_is_deleted_while_it_is_looked_at_is_a_sentence(server: Sto
     assert status == 503
     assert json.loads(body)["error"]["kind"] == "StoreGone"
     assert json.loads(body)["error"]["message"].endswith(".")
+
+
+def test_a_store_that_is_replaced_while_it_is_looked_at_is_a_sentence(tmp_path: Path) -> None:
+    with holdfast.open(tmp_path / "store") as store, store.serve() as fresh:
+        store.save("a", {"w": torch.zeros(2)})
+        assert ask(fresh, "/api/v1/leaves?name=a")[0] == 200
+        shutil.rmtree(tmp_path / "store")
+        with holdfast.open(tmp_path / "store") as other:
+            other.save("a", {"secret": torch.ones(3)})
+        time.sleep(1.1)  # the listing is read at most once a second
+        paths = ("store", "snapshots", "leaves?name=a", "check", "usage", "runs", "activity", "diff?a=a&b=a")
+        found = {path: ask(fresh, f"/api/v1/{path}") for path in paths}
+
+    for path, (status, body, _) in found.items():
+        error = json.loads(body)["error"]
+        assert (status, error["kind"]) == (503, "StoreGone"), (path, body)
+        assert error["message"].endswith(".")
+
+
+def test_many_different_requests_take_bounded_memory(server: StoreServer) -> None:
+    api = server._api
+    for at in range(1500):
+        assert ask(server, f"/api/v1/snapshots?filter=step{at}")[0] == 200
+        assert ask(server, f"/api/v1/leaves?name=run/step-1&filter=x{at}")[0] == 200
+
+    assert api._choices.size <= 8
+    assert api._lines.size <= 400_000
 
 
 def test_markup_in_names_and_values_stays_json(tmp_path: Path) -> None:

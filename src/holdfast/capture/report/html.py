@@ -22,7 +22,7 @@ from holdfast.json_text import Json
 from holdfast.objects.url import verify_path
 
 _SCRIPTS: Final = (
-    *("elements.js", "theme.js", "histogram.js"),
+    *("elements.js", "theme.js", "histogram.js", "cursor.js"),
     *("data.js", "table.js", "plots.js", "charts.js", "detail.js", "main.js"),
 )
 """In the order of their dependencies."""
@@ -130,6 +130,7 @@ def describe(report: Report) -> dict[str, Json]:
         "b": _describe_side(report.b, report.steps[1]),
         "headline": diff.headline,
         "equal": diff.is_match,
+        "undecided": diff.origin is None and not diff.is_match,
         "origin": -1 if report.origin is None else report.origin,
         "cause": diff.origin.cause if diff.origin else "",
         "hints": list(diff.origin.notes) if diff.origin else [],

@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from holdfast.compile_cache.artifacts.described import describe_key, explain_key
-from holdfast.compile_cache.artifacts.limits import read_stored
+from holdfast.compile_cache.artifacts.limits import StoredKey, read_stored
 from holdfast.errors import NotFound
 from holdfast.json_text import Json
 from holdfast.repo.handle.repository import Repository
+from holdfast.serving.request import choose_sort
 
 MAX_KEYS: Final = 2000
-"""Keys in an answer; of more, those that were used last."""
+"""Keys of one page."""
+_SORTS: Final = ("used_s", "key", "bytes", "seconds", "torch")
 
 
-def describe_cache(repo: Repository) -> dict[str, Json]:
-    """Return the keys of the cache as `holdfast cache ls --json` prints them, the most recently used first."""
-    keys = read_stored(repo.store)
+def describe_cache(keys: Sequence[StoredKey], sort: str, offset: int, limit: int) -> dict[str, Json]:
+    """Return a part of the keys of the cache, as `holdfast cache ls --json` prints them."""
+    by = choose_sort(sort, _SORTS)
+    rows = sorted(keys, key=lambda key: _find_order(key, by), reverse=sort.startswith("-"))
     return {
         "total": len(keys),
+        "offset": offset,
         "bytes": sum(key.size_bytes for key in keys),
-        "keys": [describe_key(key) for key in keys[:MAX_KEYS]],
+        "damaged": sum(any(variant.trouble for variant in key.variants) for key in keys),
+        "keys": [describe_key(key) for key in rows[offset : offset + limit]],
     }
+
+
+def _find_order(key: StoredKey, by: str) -> tuple[float | str, ...]:
+    match by:
+        case "used_s":
+            return (key.used_s, key.digest)
+        case "bytes":
+            return (key.size_bytes, key.digest)
+        case "seconds":
+            return (max(variant.seconds for variant in key.variants), key.digest)
+        case "torch":
+            return (key.variants[0].torch, key.digest)
+        case _:
+            return (key.digest,)
 
 
 def describe_miss(repo: Repository, digest: str) -> dict[str, Json]:

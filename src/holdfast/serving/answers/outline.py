@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from holdfast.diff.facts import Described, iter_described
+from holdfast.diff.facts import Described, describe_leaf, find_single
 from holdfast.errors import BadName
 from holdfast.json_text import Json
 from holdfast.query.globs import Glob, is_glob
@@ -17,8 +18,9 @@ from holdfast.repo.format.rank_manifests import Manifests, read_manifests
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.serving.answers.snapshots import describe_sizes
-from holdfast.trees.folding import Fold, FoldableLeaf, fold_leaves
-from holdfast.trees.outline import TREE
+from holdfast.snapshot.gc_pause import pause_gc
+from holdfast.trees.folding import Fold, fold_leaves
+from holdfast.trees.outline import TREE, Leaf, iter_found
 
 MAX_LEAVES: Final = 1000
 """Leaves of one page."""
@@ -40,6 +42,11 @@ class LeafRow(NamedTuple):
     """How many ranks stored a part of it; 0 if a single process saved the snapshot."""
     label: str
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a plain value, which is in the tree itself."""
+        return not self.size_bytes and self.kind not in _STORED
+
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOutline:
@@ -50,13 +57,18 @@ class SnapshotOutline:
     sizes: Mapping[str, int]
     num_ranks: int
 
+    def make_line(self, at: int) -> Fold:
+        """Return one leaf as a line."""
+        return Fold(self.rows[at].name, self.rows[at].label, (at,))
+
 
 def read_outline(repo: Repository, snapshot: CommittedSnapshot) -> SnapshotOutline:
     """Read the manifests of a snapshot and describe its leaves, or its files."""
-    manifests = read_manifests(repo.store, snapshot.manifest)
-    rows = tuple(_iter_rows(manifests))
-    leaves = [FoldableLeaf(row.name, row.label, row.kind not in _STORED and not row.size_bytes) for row in rows]
-    return SnapshotOutline(rows, tuple(fold_leaves(leaves)), describe_sizes(snapshot, manifests), len(manifests.parts))
+    with pause_gc():
+        manifests = read_manifests(repo.store, snapshot.manifest)
+        rows = tuple(_iter_rows(manifests))
+        sizes = describe_sizes(snapshot, manifests)
+        return SnapshotOutline(rows, tuple(fold_leaves(rows)), sizes, len(manifests.parts))
 
 
 _STORED: Final = ("tensor", "array", "file", "bytes")
@@ -66,18 +78,29 @@ def _iter_rows(manifests: Manifests) -> Iterator[LeafRow]:
     manifest = manifests.view()
     ranks = Counter(name for part in manifests.parts for name in part.names)
     spec = manifest.spec
-    if isinstance(spec, dict) and TREE in spec:
-        for described in iter_described(manifest, spec[TREE]):
-            yield _make_row(described, ranks)
+    if not isinstance(spec, dict) or TREE not in spec:
+        for entry in manifest.iter_entries():
+            yield LeafRow(entry.name, "file", "", None, entry.size_bytes, 0, ranks[entry.name], "file")
         return
-    for entry in manifest.iter_entries():
-        yield LeafRow(entry.name, "file", "", None, entry.size_bytes, 0, ranks[entry.name], "file")
+    # Many tensors have one spec object, which the manifest keeps alive: what follows from it is computed once.
+    known: dict[int, LeafRow] = {}
+    for path, name, tag, node in iter_found(spec[TREE]):
+        position = find_single(manifest, node)
+        if position is None:
+            yield _make_row(describe_leaf(manifest, Leaf(path, name, tag, node)), ranks)
+            continue
+        entry_spec, size_bytes, _ = manifest.find_facts(position)
+        same = known.get(id(entry_spec))
+        if same is None:
+            same = known[id(entry_spec)] = _make_row(describe_leaf(manifest, Leaf(path, name, tag, node)), ranks)
+        stored_by = ranks[manifest.names[position]] if ranks else 0
+        yield LeafRow(name, same.kind, same.dtype, same.shape, size_bytes, same.items, stored_by, same.label)
 
 
 def _make_row(described: Described, ranks: Mapping[str, int]) -> LeafRow:
     facts = described.facts
     is_tensor = facts.dtype != "" and facts.shape is not None
-    stored_by = max((ranks[part.entry.name] for part in described.parts.values()), default=0)
+    stored_by = max((ranks[part.name] for part in described.parts.values()), default=0)
     label = str(facts)[:_MAX_TEXT]
     items = math.prod(facts.shape) if is_tensor and facts.shape is not None else 0
     kind = facts.kind if facts.kind or not is_tensor else "tensor"
@@ -113,53 +136,67 @@ class LeafChoice:
 _SORTS: Final = ("", "name", "bytes", "items", "dtype", "shape", "ranks")
 
 
-def describe_leaves(outline: SnapshotOutline, choice: LeafChoice, offset: int, limit: int) -> dict[str, Json]:
-    """Return a part of the chosen lines; with folds, repeated layers are one line each."""
-    lines = choose_lines(outline, choice)
-    shown = lines[offset : offset + limit]
-    return {
-        "total": len(lines),
-        "leaves": len(outline.rows),
-        "offset": offset,
-        "lines": [_describe_line(outline, fold) for fold in shown],
-    }
+@dataclass(frozen=True, slots=True)
+class ChosenLines:
+    """Which lines of an outline were chosen. Refers to the outline by positions, so that it does not keep it alive."""
+
+    order: Sequence[int]
+    """Positions of leaves, or of folds."""
+    is_folded: bool
+
+    def list(self, outline: SnapshotOutline, offset: int, limit: int) -> list[Fold]:
+        """Return a part of the lines. A page shows few of very many, so they are created only now."""
+        shown = self.order[offset : offset + limit]
+        return [outline.folds[at] if self.is_folded else outline.make_line(at) for at in shown]
 
 
-def choose_lines(outline: SnapshotOutline, choice: LeafChoice) -> Sequence[Fold]:
+def choose_lines(outline: SnapshotOutline, choice: LeafChoice) -> ChosenLines:
     """Return the chosen lines, in order; raises BadName for a field that cannot be sorted by."""
     field = choice.sort.removeprefix("-")
     if field not in _SORTS:
         raise BadName(f"leaves cannot be sorted by {field!r}; choose one of {', '.join(_SORTS[1:])}")
-    folds: Sequence[Fold] = outline.folds
-    if not choice.is_folded:
-        folds = [Fold(row.name, row.label, (at,)) for at, row in enumerate(outline.rows)]
-    folds = [fold for fold in folds if _matches(fold.name, choice.text)]
+    names = [fold.name for fold in outline.folds] if choice.is_folded else [row.name for row in outline.rows]
+    order: Sequence[int] = _find_matching(names, choice.text) if choice.text else range(len(names))
     if field:
-        folds = sorted(folds, key=lambda fold: _find_order(outline, fold, field), reverse=choice.sort.startswith("-"))
-    return folds
+        keys = {at: _find_order(outline, at, field, is_folded=choice.is_folded) for at in order}
+        # An array takes a quarter of the memory of a list, and is remembered.
+        order = array("Q", sorted(order, key=keys.__getitem__, reverse=choice.sort.startswith("-")))
+    return ChosenLines(order, choice.is_folded)
 
 
-def _matches(name: str, text: str) -> bool:
-    if not text:
-        return True
-    return text in name or (is_glob(text) and Glob(text).matches(name))
-
-
-def _find_order(outline: SnapshotOutline, fold: Fold, field: str) -> tuple[object, ...]:
-    rows = [outline.rows[at] for at in fold.members]
+def _find_order(outline: SnapshotOutline, at: int, field: str, *, is_folded: bool) -> Any:
+    members = [outline.rows[member] for member in outline.folds[at].members] if is_folded else [outline.rows[at]]
     match field:
         case "bytes":
-            return (sum(row.size_bytes for row in rows),)
+            return sum(row.size_bytes for row in members)
         case "items":
-            return (sum(row.items for row in rows),)
+            return sum(row.items for row in members)
         case "ranks":
-            return (rows[0].ranks,)
+            return members[0].ranks
         case "dtype":
-            return (rows[0].dtype, rows[0].label)
+            return (members[0].dtype, members[0].label)
         case "shape":
-            return (rows[0].items,)
+            return members[0].items
         case _:
-            return (natural_order(fold.name),)
+            return natural_order(outline.folds[at].name if is_folded else members[0].name)
+
+
+def _find_matching(names: Sequence[str], text: str) -> Sequence[int]:
+    """Return the positions of the names that contain a text, or that match it as a glob."""
+    if not is_glob(text):
+        return array("Q", (at for at, name in enumerate(names) if text in name))
+    glob = Glob(text)
+    return array("Q", (at for at, name in enumerate(names) if text in name or glob.matches(name)))
+
+
+def describe_leaves(outline: SnapshotOutline, lines: ChosenLines, offset: int, limit: int) -> dict[str, Json]:
+    """Return a part of the chosen lines; with folds, repeated layers are one line each."""
+    return {
+        "total": len(lines.order),
+        "leaves": len(outline.rows),
+        "offset": offset,
+        "lines": [_describe_line(outline, fold) for fold in lines.list(outline, offset, limit)],
+    }
 
 
 def _describe_line(outline: SnapshotOutline, fold: Fold) -> dict[str, Json]:

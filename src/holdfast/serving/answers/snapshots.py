@@ -19,7 +19,7 @@ from holdfast.query.select import Query, parse_query, select
 from holdfast.repo.format.rank_manifests import Manifests, read_manifests
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
-from holdfast.repo.upkeep.usage import find_leases, find_new_bytes, find_stored_bytes
+from holdfast.repo.upkeep.usage import find_leases, find_stored_bytes, sum_new_bytes
 from holdfast.serving.listing import StoreState
 
 MAX_PAGE: Final = 500
@@ -150,7 +150,7 @@ def read_sizes(repo: Repository, snapshot: CommittedSnapshot) -> dict[str, int]:
 
 def describe_sizes(snapshot: CommittedSnapshot, manifests: Manifests) -> dict[str, int]:
     """Return the bytes that the save of a snapshot wrote, reused and stores, as `holdfast show --json` prints them."""
-    new_bytes = sum(find_new_bytes(find_leases(snapshot, manifests), manifests.iter_entries()))
+    new_bytes = sum_new_bytes(find_leases(snapshot, manifests), manifests)
     stored = find_stored_bytes(manifests)
     return {
         "new_bytes": new_bytes,

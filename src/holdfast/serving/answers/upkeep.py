@@ -1,118 +1,116 @@
-"""Answers about space and health: who shares bytes with whom, what prune and gc would free, findings, running saves."""
+"""Answers about upkeep: what prune would delete, findings of a check, saves and collectors at work."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Final
 
-from holdfast.errors import BadName, HoldfastError, NotFound
+from holdfast.errors import BadName, HoldfastError
 from holdfast.json_text import Json
 from holdfast.mirror.retention import keep_unmirrored
-from holdfast.repo.format.layout import natural_order, split_prefix
-from holdfast.repo.format.manifests_ahead import iter_manifests, take_read
+from holdfast.objects.protocol import ObjectStore
+from holdfast.objects.request_tally import CountingStore, RequestCount, RequestKind
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.marks import read_bad_packs, read_marks
-from holdfast.repo.names.roots import read_leases, read_live
-from holdfast.repo.names.snapshots import CommittedSnapshot
+from holdfast.repo.names.roots import read_leases
 from holdfast.repo.upkeep.check import Checker
-from holdfast.repo.upkeep.collect import plan_collect
-from holdfast.repo.upkeep.prune import Best, Keep, read_prune_plan
-from holdfast.repo.upkeep.usage import PackPosition, iter_positions, read_freed_bytes, read_usage
-from holdfast.serving.request import ApiRequest
+from holdfast.repo.upkeep.prune import Keep, PruneDecision, parse_best, read_prune_plan
+from holdfast.serving.request import ApiRequest, choose_sort
 from holdfast.texts import format_utc, parse_duration
 
-MAX_SERIES: Final = 24
-"""Series in the map of shared bytes; of more, those with the most snapshots."""
+if TYPE_CHECKING:
+    from holdfast.serving.answers.ledger import ChunkLedger
+
 MAX_ROWS: Final = 2000
-"""Snapshots in an answer; of more, those that take the most space of their own."""
+"""Leases, or bad packs, in an answer."""
 
 
-def describe_usage(repo: Repository) -> dict[str, Json]:
-    """Return the space of each snapshot as `holdfast du --json` does, shared bytes, what gc frees."""
-    current = sorted(read_live(repo.store).current, key=lambda snapshot: natural_order(snapshot.name))
-    usage = read_usage(repo.store, current)
-    plan = plan_collect(repo.store, min_age_s=0.0)
-    shown = sorted(usage.snapshots, key=lambda each: -each.own_bytes)[:MAX_ROWS]
-    series, shared = read_shared(repo, current)
-    return {
-        "total": len(usage.snapshots),
-        "snapshots": [
-            {
-                "name": each.snapshot.name,
-                "logical_bytes": each.snapshot.logical_bytes,
-                "stored_bytes": each.stored_bytes,
-                "shared_bytes": each.shared_bytes,
-                "own_bytes": each.own_bytes,
-            }
-            for each in shown
-        ],
-        "logical_bytes": usage.logical_bytes,
-        "stored_bytes": usage.stored_bytes,
-        "reclaimable_bytes": usage.reclaimable_bytes,
-        "compression_saved_bytes": usage.saved_bytes,
-        "gc": {"files": len(plan.dead), "dead_bytes": plan.dead_bytes, "live_bytes": plan.live_bytes},
-        "series": series,
-        "shared": shared,
-    }
+@dataclass(frozen=True, slots=True)
+class PlannedPrune:
+    """What the rules of `holdfast prune` would delete, and what that frees."""
+
+    decisions: tuple[PruneDecision, ...]
+    freed_bytes: int
 
 
-def read_shared(repo: Repository, snapshots: Sequence[CommittedSnapshot]) -> tuple[list[str], list[list[int]]]:
-    """Return series of names, and for each two of them the bytes that both use; in the diagonal, all that one uses."""
-    counts: dict[str, int] = {}
-    for snapshot in snapshots:
-        counts[_find_series(snapshot)] = counts.get(_find_series(snapshot), 0) + 1
-    names = sorted(sorted(counts, key=lambda name: -counts[name])[:MAX_SERIES], key=natural_order)
-    number = {name: at for at, name in enumerate(names)}
-    users: dict[PackPosition, tuple[int, int]] = {}
-    for snapshot, manifests in zip(
-        snapshots, iter_manifests(repo.store, [each.manifest for each in snapshots]), strict=True
-    ):
-        at = number.get(_find_series(snapshot))
-        if at is None or isinstance(manifests, NotFound):
-            continue
-        for position, size in iter_positions(take_read(manifests)):
-            users[position] = (users.get(position, (0, 0))[0] | 1 << at, size.stored_bytes)
-    totals: dict[int, int] = {}
-    for bits, size_bytes in users.values():
-        totals[bits] = totals.get(bits, 0) + size_bytes
-    return names, [
-        [sum(size for bits, size in totals.items() if bits >> row & bits >> column & 1) for column in range(len(names))]
-        for row in range(len(names))
-    ]
-
-
-def _find_series(snapshot: CommittedSnapshot) -> str:
-    return split_prefix(snapshot.name) or snapshot.name
-
-
-def describe_prune(repo: Repository, request: ApiRequest) -> dict[str, Json]:
-    """Return which snapshots the rules of `holdfast prune` would delete, why others are kept, and what that frees."""
+def plan_prune(repo: Repository, keep: Keep, prefix: str, ledger: ChunkLedger) -> PlannedPrune:
+    """Decide which snapshots to delete; raises BadName for rules that cannot be meant."""
     try:
-        plan = keep_unmirrored(repo, read_prune_plan(repo.store, request.read_text("prefix"), _parse_keep(request)))
+        plan = keep_unmirrored(repo, read_prune_plan(repo.store, prefix, keep))
     except ValueError as error:
         if isinstance(error, HoldfastError):
             raise
         raise BadName(str(error)) from error
-    freed_bytes = read_freed_bytes(repo.store, read_live(repo.store).current, plan.delete) if plan.delete else 0
+    doomed = {snapshot.manifest.manifest_id for snapshot in plan.delete}
+    places = [at for at, each in enumerate(ledger.snapshots) if each.manifest.manifest_id in doomed]
+    return PlannedPrune(plan.verdicts, ledger.sum_freed(places))
+
+
+_PRUNE_SORTS: Final = ("name", "verdict")
+
+
+def describe_prune(planned: PlannedPrune, sort: str, offset: int, limit: int) -> dict[str, Json]:
+    """Return a part of the plan; raises BadName for a field that cannot be sorted by."""
+    decisions: Sequence[PruneDecision] = planned.decisions  # in order of their names
+    if choose_sort(sort, _PRUNE_SORTS) == "verdict":
+        decisions = sorted(decisions, key=lambda each: bool(each.reasons), reverse=sort.startswith("-"))
+    elif sort.startswith("-"):
+        decisions = decisions[::-1]
+    delete = sum(not each.reasons for each in planned.decisions)
     return {
-        "keep": len(plan.keep),
-        "delete": len(plan.delete),
-        "freed_bytes": freed_bytes,
+        "keep": len(planned.decisions) - delete,
+        "delete": delete,
+        "freed_bytes": planned.freed_bytes,
+        "total": len(decisions),
+        "offset": offset,
         "verdicts": [
-            {"name": verdict.snapshot.name, "reasons": list(verdict.reasons)} for verdict in plan.verdicts[:MAX_ROWS]
+            {"name": each.snapshot.name, "bytes": each.snapshot.logical_bytes, "reasons": list(each.reasons)}
+            for each in decisions[offset : offset + limit]
         ],
     }
 
 
-def _parse_keep(request: ApiRequest) -> Keep:
+def parse_keep(request: ApiRequest) -> Keep:
+    """Return the rules in a request; raises BadName for a rule that cannot be meant."""
     best = request.read_text("keep_best")
-    return Keep(
-        request.read_number("keep_last", 0, most=1 << 40),
-        request.read_number("keep_every", 0, most=1 << 40),
-        parse_duration(request.read_text("keep_within") or "0s"),
-        best=Best(best, 1) if best else None,
-    )
+    try:
+        return Keep(
+            request.read_number("keep_last", 0, most=1 << 40),
+            request.read_number("keep_every", 0, most=1 << 40),
+            parse_duration(request.read_text("keep_within") or "0s"),
+            # A metric alone keeps the one with its smallest value.
+            best=parse_best(best if ":" in best else f"{best}:1") if best else None,
+        )
+    except ValueError as error:
+        if isinstance(error, HoldfastError):
+            raise
+        raise BadName(str(error)) from error
+
+
+def count_requests(store: ObjectStore) -> Mapping[RequestKind, RequestCount]:
+    """Return the requests that a handle on an object store has made so far; nothing for a store without a server."""
+    return store.request_tally.read() if isinstance(store, CountingStore) else {}
+
+
+def describe_requests(
+    store: ObjectStore, before: Mapping[RequestKind, RequestCount], since_s: float
+) -> dict[str, Json] | None:
+    """Return the requests since some were counted, by kind; None for a store without a server."""
+    counts = count_requests(store)
+    if not counts:
+        return None
+    nothing = RequestCount()
+    return {
+        "since": format_utc(since_s),
+        "kinds": {
+            kind: {
+                "requests": found.requests - before.get(kind, nothing).requests,
+                "bytes": found.size_bytes - before.get(kind, nothing).size_bytes,
+            }
+            for kind, found in counts.items()
+        },
+    }
 
 
 def describe_activity(repo: Repository) -> dict[str, Json]:

@@ -8,11 +8,10 @@ import { note } from "./router.js";
 import { fact } from "./snapshot.js";
 
 export async function openCache(main, parameters, signal) {
-  const found = await ask("cache", {}, signal);
   const table = el("div"), why = el("div", { id: "why", "aria-live": "polite" });
-  const damaged = found.keys.filter((key) => key.variants.some((variant) => variant.damaged)).length;
+  const facts = el("div", { class: "facts-row" });
   main.append(
-    el("section", { class: "card" }, el("h1", { class: "small" }, "Compile cache"), el("div", { class: "facts-row" }, fact("Graphs", count(found.total), "keys"), fact("Size", bytes(found.bytes), "before sharing"), damaged ? fact("Damaged", count(damaged), "run holdfast check") : null)),
+    el("section", { class: "card" }, el("h1", { class: "small" }, "Compile cache"), facts),
     el("section", { class: "card", "aria-labelledby": "cache-title" }, el("h2", { id: "cache-title" }, "Entries"), el("p", { class: "muted help" }, "Enter, or a click, shows why an entry was compiled although others were stored."), table),
     el("section", { class: "card", "aria-labelledby": "why-title" }, el("h2", { id: "why-title" }, "Why it was a miss"), why));
   const explain = async (key) => {
@@ -26,13 +25,14 @@ export async function openCache(main, parameters, signal) {
     }
   };
   why.append(el("p", { class: "muted" }, "Choose an entry above."));
-  const state = { rows: found.keys.map((key) => ({ ...key, seconds: Math.max(...key.variants.map((variant) => variant.compile_seconds)), torch: key.variants[0].torch })) };
+  let isFirst = true;
   const grid = new Grid(table, {
     label: "Compiled graphs", sort: parameters.sort || "-used_s", columns: columns(),
     read: async (offset, limit, sort) => {
-      const field = sort.replace(/^-/, "") || "used_s", down = sort.startsWith("-") ? -1 : 1;
-      state.rows.sort((p, q) => down * (typeof p[field] === "string" ? p[field].localeCompare(q[field]) : p[field] - q[field]));
-      return { total: state.rows.length, rows: state.rows.slice(offset, offset + limit) };
+      const page = await ask("cache", { sort, offset, limit, fresh: isFirst ? "true" : "" }, signal);
+      isFirst = false;
+      facts.replaceChildren(fact("Graphs", count(page.total), "keys"), fact("Size", bytes(page.bytes), "before sharing"), ...(page.damaged ? [fact("Damaged", count(page.damaged), "run holdfast check")] : []));
+      return { total: page.total, rows: page.keys.map((key) => ({ ...key, seconds: Math.max(...key.variants.map((variant) => variant.compile_seconds)), torch: key.variants[0].torch })) };
     },
     open: (row) => explain(row.key), onSort: (sort) => note({ sort }), empty: "No compiled graph is stored here.",
   });
@@ -46,7 +46,7 @@ function columns() {
   return [
     { name: "key", title: "Key", main: true, width: "minmax(150px, 2fr)", sort: "key", show: (row) => clean(row.key.slice(0, 16)) },
     { name: "used", title: "Last used", width: "152px", sort: "used_s", show: (row) => when(row.used_s) },
-    { name: "bytes", title: "Size", number: true, width: "90px", sort: "bytes", show: (row) => bytes(row.bytes) },
+    { name: "bytes", title: "Size", number: true, wide: 480, width: "90px", sort: "bytes", show: (row) => bytes(row.bytes) },
     { name: "seconds", title: "Compiled in", number: true, wide: true, width: "110px", sort: "seconds", show: (row) => short(row.seconds) + " s" },
     { name: "variants", title: "Variants", number: true, wide: true, width: "90px", tip: "graphs with other guards", show: (row) => count(row.variants.length) },
     { name: "torch", title: "torch", wide: true, width: "120px", sort: "torch", show: (row) => clean(row.torch) },

@@ -1,5 +1,6 @@
 // Charts as SVG and canvas: lines over steps or times, sparklines, and heat maps. Each has a tip, and works with keys.
-import { byId, count, el, fill, short, svg } from "./elements.js";
+import { addCursor, drawKey, hideTip, showTip } from "./cursor.js";
+import { count, el, short, svg } from "./elements.js";
 
 const HEIGHT = 240, EDGE = { left: 64, right: 16, top: 14, bottom: 42 };
 
@@ -9,6 +10,11 @@ export function bytes(size) {
   let unit = 0;
   for (; size >= 1000 && unit < units.length - 1; unit++) size /= 1024;
   return unit ? size.toFixed(size >= 100 ? 0 : 1) + " " + units[unit] : size + " B";
+}
+
+// As Python writes a tuple.
+export function shaped(shape) {
+  return `(${shape.join(", ")}${shape.length === 1 ? "," : ""})`;
 }
 
 export function when(seconds) {
@@ -52,17 +58,17 @@ export function drawLines(host, spec) {
     picture.append(svg("text", { x: x(tick), y: bottom + 16, "text-anchor": "middle" }, spec.showX(tick)));
   }
   picture.append(svg("text", { x: width - EDGE.right, y: HEIGHT - 8, "text-anchor": "end" }, spec.xName));
-  spec.series.forEach((one, at) => {
-    const css = "line p-" + (at % 6);
+  const series = spec.series.map((one, at) => ({ ...one, css: "p-" + (at % 6), isLine: true }));
+  for (const one of series) {
     const path = thin(one.points.map((point) => [x(point.x), y(point.y)]), width);
-    if (path.length > 1) picture.append(svg("path", { class: css, d: "M" + path.map((p) => p[0].toFixed(1) + " " + p[1].toFixed(1)).join("L") }));
-    if (path.length < 120) picture.append(svg("path", { class: "dots p-" + (at % 6), d: path.map((p) => `M${p[0].toFixed(1)} ${p[1].toFixed(1)}h0`).join("") }));
-  });
+    if (path.length > 1) picture.append(svg("path", { class: "line " + one.css, d: "M" + path.map((p) => p[0].toFixed(1) + " " + p[1].toFixed(1)).join("L") }));
+    if (path.length < 120) picture.append(svg("path", { class: "dots " + one.css, d: path.map((p) => `M${p[0].toFixed(1)} ${p[1].toFixed(1)}h0`).join("") }));
+  }
   addCursor(picture, points.map((point) => ({ ...point, left: x(point.x), top: y(point.y) })), spec);
-  host.replaceChildren(picture, drawKey(spec.series));
+  host.replaceChildren(picture, series.length > 1 ? drawKey(series) : "");
 }
 
-function ends(values) {
+export function ends(values) {
   let low = Infinity, high = -Infinity;
   for (const value of values) [low, high] = [Math.min(low, value), Math.max(high, value)];
   return [low, high];
@@ -83,63 +89,6 @@ function thin(places, width) {
     }
   }
   return [...columns.values()].flat();
-}
-
-function drawKey(series) {
-  const key = el("div", { class: "key" });
-  series.slice(0, 12).forEach((one, at) => {
-    const sample = svg("svg", { viewBox: "0 0 22 10", "aria-hidden": "true" });
-    sample.append(svg("path", { class: "line p-" + (at % 6), d: "M1 5H21" }));
-    key.append(el("span", {}, sample, one.name));
-  });
-  if (series.length > 12) key.append(el("span", {}, `and ${series.length - 12} more`));
-  return series.length > 1 ? key : "";
-}
-
-function addCursor(picture, points, spec) {
-  points.sort((p, q) => p.left - q.left);
-  const dot = svg("circle", { class: "cursor-dot", r: 5, visibility: "hidden" });
-  picture.append(dot);
-  let at = -1;
-  const show = (next) => {
-    at = next;
-    const point = points[at], box = picture.getBoundingClientRect(), ratio = box.width / picture.viewBox.baseVal.width;
-    fill(dot, { cx: point.left, cy: point.top, visibility: "visible" }, []);
-    showTip(box.left + point.left * ratio, box.top + point.top * ratio, spec.describe(point));
-  };
-  const hide = () => { dot.setAttribute("visibility", "hidden"); hideTip(); };
-  picture.addEventListener("pointermove", (event) => {
-    const box = picture.getBoundingClientRect(), ratio = picture.viewBox.baseVal.width / box.width;
-    const left = (event.clientX - box.left) * ratio, top = (event.clientY - box.top) * ratio;
-    let best = 0, least = Infinity;
-    points.forEach((point, index) => {
-      const apart = (point.left - left) ** 2 * 4 + (point.top - top) ** 2;
-      if (apart < least) [best, least] = [index, apart];
-    });
-    show(best);
-  });
-  picture.addEventListener("pointerleave", hide);
-  picture.addEventListener("blur", hide);
-  picture.addEventListener("click", () => at >= 0 && spec.choose(points[at]));
-  picture.addEventListener("keydown", (event) => {
-    const moves = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity };
-    if (event.key in moves) show(Math.max(0, Math.min(points.length - 1, at + moves[event.key])));
-    else if (event.key === "Enter" && at >= 0) spec.choose(points[at]);
-    else return;
-    event.preventDefault();
-  });
-}
-
-export function showTip(left, top, lines) {
-  const tip = byId("tip");
-  tip.replaceChildren(...lines.map((line) => el("div", {}, line)));
-  tip.hidden = false;
-  tip.style.left = Math.max(8, Math.min(left + 14, window.innerWidth - tip.offsetWidth - 8)) + "px";
-  tip.style.top = Math.max(8, top - tip.offsetHeight - 12) + "px";
-}
-
-export function hideTip() {
-  byId("tip").hidden = true;
 }
 
 // Draws each list of values over the whole width, on one scale.
@@ -209,15 +158,23 @@ export function drawHeat(host, spec) {
   });
   const frame = el("div", { class: "heat-frame" }, canvas, mark);
   if (spec.rowNames) canvas.style.height = Math.max(14, Math.min(24, 480 / tall)) * tall + "px";
-  else frame.style.aspectRatio = String(Math.max(0.5, Math.min(3, wide / tall)));
-  host.replaceChildren(spec.rowNames ? drawNamed(frame, canvas, spec) : frame);
+  else frame.style.aspectRatio = String(Math.max(0.8, Math.min(3, wide / tall)));
+  host.replaceChildren(spec.rowNames ? drawNamed(frame, canvas, spec, host.clientWidth || 800) : frame);
 }
 
-function drawNamed(frame, canvas, spec) {
-  const names = el("div", { class: "heat-rows mono", "aria-hidden": "true" }, spec.rowNames.map((name) => el("span", { title: name }, name)));
+function drawNamed(frame, canvas, spec, width) {
+  const names = el("div", { class: "heat-rows mono", "aria-hidden": "true" }, spec.rowNames.map((name) => el("span", { title: name }, el("bdi", {}, name))));
   names.style.height = canvas.style.height;
-  const gap = Math.max(1, Math.ceil(spec.columnNames.length / 16));
-  const columns = el("div", { class: "heat-columns", "aria-hidden": "true" }, spec.columnNames.map((name, at) => el("span", {}, at % gap ? "" : name)));
+  // Names of columns must not overlap: about 7 pixels a character, and two thirds of the width for the map.
+  const longest = spec.columnNames.reduce((most, name) => Math.max(most, name.length), 0);
+  const cell = (0.62 * width) / spec.columnNames.length, gap = Math.max(1, Math.ceil((7 * longest + 8) / cell));
+  const columns = el("div", { class: "heat-columns", "aria-hidden": "true" });
+  for (let at = 0; at < spec.columnNames.length; at += gap) {
+    const isLast = at === spec.columnNames.length - 1 && 7 * spec.columnNames[at].length > cell;
+    const name = el("span", { class: isLast ? "end" : null }, spec.columnNames[at]);
+    if (!isLast) name.style.left = (100 * (at + 0.5)) / spec.columnNames.length + "%";
+    columns.append(name);
+  }
   return el("div", { class: "heat-named" }, names, el("div", {}, frame, columns));
 }
 

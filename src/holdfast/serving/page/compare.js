@@ -1,6 +1,6 @@
 // The view of two snapshots: what changed, as a map of layers and kinds, and as a table; measured while it is shown.
 import { askLines } from "./api.js";
-import { bytes, drawHeat, drawScale, progress } from "./charts.js";
+import { bytes, drawHeat, drawScale, ends, progress, shaped } from "./charts.js";
 import { clean, count, el, numeral, short } from "./elements.js";
 import { showError } from "./errors.js";
 import { Grid } from "./grid.js";
@@ -8,6 +8,8 @@ import { address, go, note } from "./router.js";
 import { link } from "./snapshot.js";
 
 const MEASURES = { relative_l2: "relative L2", max_abs: "largest difference", angle: "1 - cosine" };
+const MAX_COLUMNS = 1000, MAX_KINDS = 200;
+const COLLATOR = new Intl.Collator("en", { numeric: true });
 const SIGNS = { added: "+", removed: "\u2212", changed: "~" };
 
 export async function openCompare(main, parameters, signal) {
@@ -30,7 +32,9 @@ class CompareView {
       el("button", { type: "button", class: "quiet", id: "swap", onclick: () => go("compare", { a: boxes[1].value, b: boxes[0].value }) }, "Swap"));
     form.addEventListener("submit", (event) => { event.preventDefault(); go("compare", { a: boxes[0].value.trim(), b: boxes[1].value.trim() }); });
     const hint = this.a && this.b ? null : el("p", { class: "muted" }, "Type two names, or choose two snapshots in ", link("snapshots", {}, "the list"), ".");
-    main.append(el("section", { class: "card" }, form, hint, this.error, this.done, this.counts));
+    const series = this.b.slice(0, this.b.lastIndexOf("/") + 1);
+    const more = series ? el("p", {}, el("a", { id: "series-movement", href: address("movement", { filter: series, series }) }, `How far each layer moves over ${clean(series)}`)) : null;
+    main.append(el("section", { class: "card" }, form, hint, more, this.error, this.done, this.counts));
     if (!this.a || !this.b) {
       boxes[0].focus();
       return;
@@ -56,14 +60,18 @@ class CompareView {
   }
 
   async start() {
-    let drawn = 0;
+    let next = 0;
     this.done.replaceChildren(el("span", { class: "muted" }, "Reading both manifests\u2026"));
     try {
       for await (const found of askLines("diff", { a: this.a, b: this.b, values: "true" }, this.signal)) {
         if (found.changes) this.rows.push(...found.changes.map(makeRow));
         else this.head = found;
         this.drawCounts();
-        if (performance.now() - drawn > 400) { this.update(); drawn = performance.now(); }
+        const now = performance.now();
+        if (now < next) continue;
+        this.update();
+        // With many rows, drawing takes longer: a tenth of the time is left for it, and the page stays fluid.
+        next = performance.now() + Math.max(400, 9 * (performance.now() - now));
       }
       this.update();
       this.done.replaceChildren();
@@ -115,18 +123,26 @@ class CompareView {
       return;
     }
     const layers = [...new Set(rows.map((row) => row.layer.number))].sort((p, q) => p - q);
-    const kinds = [...new Set(rows.map((row) => row.layer.kind))];
-    const places = new Map(rows.map((row) => [row.layer.kind + "\n" + row.layer.number, row]));
-    const cell = (row, column) => places.get(kinds[row] + "\n" + layers[column]);
+    const kinds = [...new Set(rows.map((row) => row.layer.kind))].slice(0, MAX_KINDS);
+    // Of very many layers, each column shows the one that changed most of several in a row.
+    const width = Math.ceil(layers.length / MAX_COLUMNS);
+    const columns = new Map(layers.map((layer, at) => [layer, Math.floor(at / width)]));
+    const places = new Map();
+    for (const row of rows) {
+      const place = row.layer.kind + "\n" + columns.get(row.layer.number), known = places.get(place);
+      if (!known || row[this.measure] > known[this.measure]) places.set(place, row);
+    }
+    const cell = (row, column) => places.get(kinds[row] + "\n" + column);
     const values = rows.map((row) => row[this.measure]).filter((value) => value > 0 && Number.isFinite(value));
-    const low = Math.min(...values), high = Math.max(...values);
+    const [low, high] = ends(values);
+    const shown = layers.filter((_, at) => at % width === 0);
     // Logarithmic: relative differences of layers are often powers of ten apart.
     const share = (value) => (!(value > 0) ? 0 : !(high > low) ? 1 : 0.12 + (0.88 * Math.log(Math.min(value, high) / low)) / Math.log(high / low));
     drawHeat(this.map, {
       label: `${MEASURES[this.measure]} by layer and kind, from ${short(low)} to ${short(high)}`,
-      cells: kinds.map((_, row) => layers.map((_, column) => { const found = cell(row, column); return found ? found[this.measure] : null; })),
-      share, rowNames: kinds.map((kind) => clean(kind) || "(itself)"), columnNames: layers.map(String),
-      describe: (row, column) => { const found = cell(row, column); return found ? [clean(found.name), `${MEASURES[this.measure]} ${short(found[this.measure])}`] : [`${clean(kinds[row])}, layer ${layers[column]}`, "equal, or not there"]; },
+      cells: kinds.map((_, row) => shown.map((_, column) => { const found = cell(row, column); return found ? found[this.measure] : null; })),
+      share, rowNames: kinds.map((kind) => clean(kind) || "(itself)"), columnNames: shown.map(String),
+      describe: (row, column) => { const found = cell(row, column); return found ? [clean(found.name), `${MEASURES[this.measure]} ${short(found[this.measure])}`] : [`${clean(kinds[row])}, layer ${shown[column]}`, "equal, or not there"]; },
       choose: (row, column) => { const found = cell(row, column); if (found) this.open(found); },
     });
     this.scale.replaceChildren(...(values.length ? [drawScale(low, high, false)] : []));
@@ -143,7 +159,7 @@ function makeRow(change) {
   const facts = change.after || change.before, far = change.distances[0];
   const number = (value) => (value === null || value === undefined ? null : numeral(value));
   const cosine = far ? number(far.cosine) : null;
-  const what = facts.dtype ? `${facts.dtype} (${(facts.shape || []).join(", ")})` : facts.text || facts.kind;
+  const what = facts.dtype ? `${facts.dtype} ${shaped(facts.shape || [])}` : facts.text || facts.kind;
   return {
     name: change.name, lower: change.name.toLowerCase(), kind: change.kind, what, how: describe(change), isTensor: Boolean(facts.dtype && facts.shape),
     relative_l2: far ? number(far.relative_l2) : null, max_abs: far ? number(far.max_abs) : null, cosine, angle: cosine === null ? null : 1 - cosine,
@@ -162,7 +178,7 @@ function describe(change) {
 }
 
 function compareBy(p, q, down) {
-  if (typeof p === "string") return (down ? -1 : 1) * p.localeCompare(q, "en", { numeric: true });
+  if (typeof p === "string") return (down ? -1 : 1) * COLLATOR.compare(p, q);
   const isKnown = (value) => value !== null && !Number.isNaN(value);
   if (!isKnown(p) || !isKnown(q)) return Number(isKnown(q)) - Number(isKnown(p));
   return down ? q - p : p - q;
@@ -171,12 +187,12 @@ function compareBy(p, q, down) {
 function columns() {
   const near = (value) => (value === null ? "" : Math.abs(1 - value) < 1e-4 && value !== 1 ? "1 - " + (1 - value).toExponential(1) : String(Number(value.toFixed(5))));
   return [
-    { name: "kind", title: "", width: "40px", sort: "kind", show: (row) => el("span", { class: "sign-" + row.kind, title: row.kind }, SIGNS[row.kind]) },
+    { name: "kind", title: "", tip: "Added, removed or changed", width: "40px", sort: "kind", show: (row) => el("span", { class: "sign-" + row.kind, title: row.kind }, SIGNS[row.kind]) },
     { name: "name", title: "Name", main: true, width: "minmax(220px, 3fr)", sort: "name", show: (row) => clean(row.name) || "(the tree)" },
     { name: "what", title: "What", wide: true, width: "minmax(130px, 1.4fr)", sort: "what", show: (row) => clean(row.what) },
     { name: "how", title: "Differs in", wide: true, width: "minmax(110px, 1.2fr)", show: (row) => clean(row.how) },
     { name: "relative_l2", title: "Rel. L2", number: true, width: "84px", sort: "relative_l2", tip: "|a - b| / |a|", show: (row) => short(row.relative_l2) },
-    { name: "max_abs", title: "Max |d|", number: true, width: "84px", sort: "max_abs", tip: "the largest difference of two values", show: (row) => short(row.max_abs) },
+    { name: "max_abs", title: "Max |d|", number: true, wide: 560, width: "84px", sort: "max_abs", tip: "the largest difference of two values", show: (row) => short(row.max_abs) },
     { name: "cosine", title: "Cosine", number: true, wide: true, width: "96px", sort: "angle", tip: "cosine similarity", show: (row) => near(row.cosine) },
     { name: "share", title: "Differ", number: true, wide: true, width: "76px", sort: "share", tip: "share of values that differ", show: (row) => (row.share === null ? "" : Number((100 * row.share).toPrecision(3)) + " %") },
   ];

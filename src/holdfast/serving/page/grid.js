@@ -97,7 +97,7 @@ export class Grid {
   setColumns(columns) {
     this.spec.columns = columns;
     this.columns = columns.filter((column) => this.fits(column));
-    this.template = this.columns.map((column) => (this.isNarrow && column.main ? "minmax(150px, 1fr)" : column.width)).join(" ");
+    this.template = this.columns.map((column) => (this.isNarrow && column.main ? "minmax(130px, 2fr)" : column.width)).join(" ");
     this.head.replaceChildren(...this.columns.map((column) => this.makeHead(column)));
     this.head.style.gridTemplateColumns = this.template;
     this.pool.forEach((row) => row.remove());
@@ -108,7 +108,7 @@ export class Grid {
   makeHead(column) {
     const field = column.sort;
     const order = this.sort === field ? "ascending" : this.sort === "-" + field ? "descending" : "none";
-    const inside = field ? el("button", { type: "button", title: column.tip, onclick: () => this.sortBy(column) }, column.title) : el("span", { class: "muted", title: column.tip }, column.title);
+    const inside = field ? el("button", { type: "button", title: column.tip, "aria-label": column.title ? null : column.tip, onclick: () => this.sortBy(column) }, column.title) : el("span", { class: "muted", title: column.tip }, column.title);
     return el("div", { role: "columnheader", class: column.number ? "num" : null, "data-key": column.name, "aria-sort": field ? order : null }, inside);
   }
 
@@ -129,7 +129,7 @@ export class Grid {
       this.body.style.height = total * ROW + "px";
       // A short table is as high as its rows.
       const wanted = total * ROW + 52;
-      this.node.style.height = total && wanted < Math.min(620, 0.7 * window.innerHeight) ? Math.max(140, wanted) + "px" : "";
+      this.node.style.height = total && wanted < Math.min(620, 0.7 * window.innerHeight) ? wanted + "px" : "";
       this.empty.hidden = this.total !== 0;
       this.node.setAttribute("aria-rowcount", String(total + 1));
       this.pool.forEach((row) => { row.dataset.at = ""; });
@@ -168,7 +168,9 @@ export class Grid {
     this.columns.forEach((column, index) => {
       const cell = node.children[index];
       const shown = row ? column.show(row) : index ? "" : "\u2026";
-      cell.replaceChildren(...[shown].flat().filter((part) => part !== null && part !== undefined));
+      const parts = [shown].flat().filter((part) => part !== null && part !== undefined);
+      // A name is isolated, because a narrow table shows its end, by the direction of the cell.
+      cell.replaceChildren(...(column.main ? [el("bdi", {}, parts)] : parts));
       cell.title = column.main && row ? cell.textContent : "";
     });
   }

@@ -9,14 +9,16 @@ const MAX_SHOWN = 500;
 
 export async function openHealth(main, parameters, signal) {
   const list = el("div", { id: "findings" }), verdict = el("p", { id: "verdict-line", role: "status", "aria-live": "polite" });
-  const activity = el("div", { id: "activity" });
+  const activity = el("div", { id: "activity" }), traffic = el("section", { class: "card", "aria-labelledby": "requests-title", hidden: true });
   const buttons = [false, true].map((isFull) => el("button", { type: "button", "data-read": String(isFull), onclick: () => check(list, verdict, buttons, isFull, signal) }, isFull ? "Read and verify every byte" : "Check the structure"));
   main.append(
     el("section", { class: "card", "aria-labelledby": "health-title" }, el("div", { class: "bar" }, el("h1", { class: "small", id: "health-title" }, "Health"), el("span", { class: "spring" }), buttons), verdict, list),
-    el("section", { class: "card", "aria-labelledby": "activity-title" }, el("h2", { id: "activity-title" }, "At work"), activity));
+    el("section", { class: "card", "aria-labelledby": "activity-title" }, el("h2", { id: "activity-title" }, "At work"), activity), traffic);
   const look = async () => {
     try {
-      drawActivity(activity, await ask("activity", {}, signal));
+      const found = await ask("activity", {}, signal);
+      drawActivity(activity, found);
+      drawRequests(traffic, found.requests);
     } catch (error) {
       if (error.name !== "AbortError") showError(activity, error);
     }
@@ -61,6 +63,20 @@ function summarize(checked, counts, isFull) {
 
 function drawFinding(finding) {
   return el("div", { class: "finding" }, el("span", { class: "pill " + COLORS[finding.severity] }, finding.severity), " ", el("span", { class: "name" }, clean(finding.message)), finding.advice ? el("p", { class: "muted name" }, clean(finding.advice)) : null);
+}
+
+const KINDS = { get: "read objects, or parts of them", head: "ask for the size of an object", list: "list names", put: "write objects", delete: "delete objects" };
+
+// Requests cost money on an object store; a store on a disk makes none.
+function drawRequests(card, found) {
+  card.hidden = !found;
+  if (!found) return;
+  const head = el("thead", {}, el("tr", {}, ["Request", "", "Number", "Bytes"].map((title, at) => el(title ? "th" : "td", { scope: title ? "col" : null, class: at > 1 ? "num" : null }, title))));
+  const rows = Object.entries(found.kinds).map(([kind, one]) => el("tr", { "data-kind": kind }, el("th", { scope: "row" }, kind.toUpperCase()), el("td", { class: "muted" }, KINDS[kind] || ""), el("td", { class: "num" }, count(one.requests)), el("td", { class: "num" }, one.bytes ? bytes(one.bytes) : "")));
+  const total = Object.values(found.kinds).reduce((sum, one) => sum + one.requests, 0);
+  card.replaceChildren(el("h2", { id: "requests-title" }, "Requests to the object store"),
+    el("p", { class: "muted help" }, `${count(total)} by this process since the server started, ${clean(found.since.replace("T", " ").replace("Z", " UTC"))}. A request that was repeated after a fault of the network counts once.`),
+    el("table", { class: "narrow" }, head, el("tbody", {}, rows)));
 }
 
 function drawActivity(host, found) {

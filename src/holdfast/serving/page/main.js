@@ -3,6 +3,7 @@ import { ask, takeToken } from "./api.js";
 import { openCache } from "./cache.js";
 import { openCompare } from "./compare.js";
 import { openHealth } from "./health.js";
+import { openMovement } from "./movement.js";
 import { openRuns } from "./runs.js";
 import { openSharing } from "./sharing.js";
 import { byId, clean, el } from "./elements.js";
@@ -19,13 +20,14 @@ const VIEWS = {
   snapshot: { open: openSnapshot, title: "Snapshot" },
   tensor: { open: openTensor, title: "Tensor" },
   compare: { open: openCompare, title: "Compare" },
+  movement: { open: openMovement, title: "Movement" },
   sharing: { open: openSharing, title: "Sharing" },
   runs: { open: openRuns, title: "Runs" },
   cache: { open: openCache, title: "Cache" },
   health: { open: openHealth, title: "Health" },
 };
 const MENU = ["snapshots", "compare", "sharing", "runs", "cache", "health"];
-const shown = { view: null, close: null, refresh: null, state: "", abort: new AbortController() };
+const shown = { close: null, refresh: null, watches: "state", marks: null, abort: new AbortController() };
 
 async function showRoute() {
   const { view, parameters } = readRoute();
@@ -33,7 +35,7 @@ async function showRoute() {
   shown.abort.abort();
   shown.abort = new AbortController();
   if (shown.close) shown.close();
-  Object.assign(shown, { close: null, refresh: null });
+  Object.assign(shown, { close: null, refresh: null, watches: "state" });
   const main = byId("main");
   byId("tip").hidden = true;
   main.replaceChildren();
@@ -54,12 +56,11 @@ async function showRoute() {
 async function look() {
   if (document.hidden) return;
   try {
-    const { state } = await ask("changes");
+    const marks = await ask("changes"), before = shown.marks;
+    shown.marks = marks;
     byId("live").textContent = "Live";
     byId("live").classList.remove("c-origin");
-    const isNew = shown.state && state !== shown.state;
-    shown.state = state;
-    if (isNew && shown.refresh) await shown.refresh();
+    if (before && shown.refresh && before[shown.watches] !== marks[shown.watches]) await shown.refresh();
   } catch (error) {
     byId("live").textContent = clean(error.message);
     byId("live").classList.add("c-origin");

@@ -11,8 +11,12 @@ export async function openRuns(main, parameters, signal) {
   if (parameters.a && parameters.b) main.append(result);
   main.append(el("section", { class: "card", "aria-labelledby": "runs-title" }, el("div", { class: "bar" }, el("h1", { class: "small", id: "runs-title" }, "Recorded runs"), status), choice, table));
   let picked = [parameters.a, parameters.b].filter(Boolean);
-  const { runs } = await ask("runs", {}, signal);
-  status.textContent = `${count(runs.length)} ${runs.length === 1 ? "run" : "runs"}`;
+  let runs = [];
+  const readRuns = async () => {
+    ({ runs } = await ask("runs", {}, signal));
+    status.textContent = `${count(runs.length)} ${runs.length === 1 ? "run" : "runs"}`;
+  };
+  await readRuns();
   const drawChoice = () => choice.replaceChildren(...(picked.length < 2
     ? [el("span", { class: "muted" }, "Choose two runs to find where they diverge: click their boxes, or press Space.")]
     : [el("code", { class: "side-a" }, clean(picked[0])), el("span", { class: "muted" }, "and"), el("code", { class: "side-b" }, clean(picked[1])), el("a", { class: "button", id: "compare", href: address("runs", { a: picked[0], b: picked[1] }) }, "Compare")]));
@@ -31,7 +35,7 @@ export async function openRuns(main, parameters, signal) {
   await grid.reload(true);
   grid.node.focus({ preventScroll: true });
   if (parameters.a && parameters.b) compare(result, parameters, signal);
-  return { close: () => grid.close(), refresh: null };
+  return { close: () => grid.close(), watches: "runs", refresh: async () => { await readRuns(); await grid.reload(false); } };
 }
 
 function columns(picked, pick) {

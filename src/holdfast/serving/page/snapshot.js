@@ -3,12 +3,19 @@ import { ask } from "./api.js";
 import { bytes, when } from "./charts.js";
 import { clean, count, el, numeral, short } from "./elements.js";
 import { Grid } from "./grid.js";
+import { drawRanks, shortCut } from "./ranks.js";
 import { address, go, note } from "./router.js";
 
 export async function openSnapshot(main, parameters, signal) {
   const found = await ask("snapshot", { name: parameters.name }, signal);
-  const grid = drawLeaves(main, found, parameters, signal);
-  return { close: () => grid.close(), refresh: null };
+  const grids = drawLeaves(main, found, parameters, signal);
+  // The leaves of a snapshot never change; its tags, and what was saved from it, do.
+  const refresh = async () => {
+    const again = await ask("snapshot", { name: parameters.name }, signal);
+    if (again.digest !== found.digest) window.dispatchEvent(new HashChangeEvent("hashchange"));
+    else [drawHead(again), drawAbout(again)].forEach((section) => main.querySelector("#" + section.id).replaceWith(section));
+  };
+  return { close: () => grids.forEach((grid) => grid.close()), refresh };
 }
 
 export function link(view, parameters, text) {
@@ -23,7 +30,7 @@ export function pairs(rows) {
 
 function drawHead(found) {
   const before = found.loaded[0] || found.previous;
-  return el("section", { class: "card" },
+  return el("section", { class: "card", id: "about" },
     el("p", { class: "muted crumbs" }, link("snapshots", {}, "Snapshots"), " \u203a"),
     el("div", { class: "bar" }, el("h1", { class: "mono name" }, clean(found.name)), found.tags.map((tag) => el("span", { class: "pill c-close" }, clean(tag))), el("span", { class: "spring" }),
       before ? el("a", { class: "button", id: "compare", href: address("compare", { a: before, b: found.name }) }, "Compare with " + clean(before)) : null),
@@ -57,7 +64,7 @@ function drawAbout(found) {
     ...Object.entries(found.metadata).filter(([name]) => name !== "metrics" && !(name in found.numbers)).map(([name, value]) => [clean(name), text(value)]),
     ...Object.entries(found.environment).filter(([name]) => name !== "lineage").map(([name, value]) => [clean(name.replaceAll("_", " ")), text(value)]),
   ];
-  return el("section", { class: "card", "aria-label": "Facts" }, el("h2", {}, "Facts"), el("div", { class: "facts", tabindex: "0" }, pairs(rows)));
+  return el("section", { class: "card", id: "facts", "aria-label": "Facts" }, el("h2", {}, "Facts"), el("div", { class: "facts", tabindex: "0" }, pairs(rows)));
 }
 
 function text(value) {
@@ -84,7 +91,8 @@ function drawLeaves(main, found, parameters, signal) {
   const status = el("span", { class: "muted", id: "shown", role: "status", "aria-live": "polite" });
   const table = el("div");
   const back = fold ? el("p", { class: "crumbs" }, link("snapshot", { name: found.name }, "All leaves"), " \u203a ", el("code", {}, clean(fold))) : null;
-  main.append(drawHead(found), el("div", { class: "pair" }, drawParts(found), drawAbout(found)),
+  const ranks = found.ranks && !fold ? drawRanks(found, parameters, signal) : null;
+  main.append(drawHead(found), el("div", { class: "pair" }, drawParts(found), drawAbout(found)), ranks ? ranks.card : "",
     el("section", { class: "card", "aria-labelledby": "leaves-title" },
       el("div", { class: "bar filters" }, el("h2", { id: "leaves-title" }, "Leaves"), el("label", { class: "search" }, el("span", { class: "hidden" }, "Filter"), box), fold ? null : el("label", { class: "check" }, toggle, " Fold repeated layers"), status),
       back, table));
@@ -93,7 +101,7 @@ function drawLeaves(main, found, parameters, signal) {
     read: async (offset, limit, sort) => {
       const page = await ask("leaves", { name: found.name, fold, filter: state.filter, folded: state.folded ? "true" : "", sort, offset, limit }, signal);
       status.textContent = state.folded ? `${count(page.total)} lines for ${count(page.leaves)} leaves` : `${count(page.total)} of ${count(page.leaves)} leaves`;
-      return { total: page.total, rows: page.lines };
+      return { total: page.total, rows: page.lines.map((line) => ({ ...line, cut: shortCut(page.cuts && page.cuts[line.first]) })) };
     },
     open: (line) => openLine(found, line),
     onSort: (sort) => note({ sort }),
@@ -106,16 +114,17 @@ function drawLeaves(main, found, parameters, signal) {
   });
   toggle.addEventListener("change", () => { state.folded = toggle.checked; note({ folded: toggle.checked ? "" : "false" }); grid.reload(true); });
   grid.reload(true).then(() => grid.node.focus({ preventScroll: true }));
-  return grid;
+  return ranks ? [grid, ranks.grid] : [grid];
 }
 
 function leafColumns(found) {
   return [
     { name: "name", title: "Name", main: true, width: "minmax(240px, 3fr)", sort: "name", show: (line) => clean(line.name) || "(the tree)" },
     { name: "what", title: "What", width: "minmax(150px, 2fr)", sort: "dtype", show: (line) => clean(line.label) },
-    { name: "items", title: "Values", number: true, width: "96px", sort: "items", show: (line) => (line.items ? amount(line.items) : "") },
+    { name: "items", title: "Values", number: true, wide: 560, width: "96px", sort: "items", show: (line) => (line.items ? amount(line.items) : "") },
     { name: "bytes", title: "Size", number: true, width: "96px", wide: true, sort: "bytes", show: (line) => (line.bytes ? bytes(line.bytes) : "") },
-    ...(found.ranks ? [{ name: "ranks", title: "Stored by", width: "110px", wide: true, sort: "ranks", tip: "how many ranks stored a part of it", show: (line) => (line.ranks ? `${line.ranks} of ${found.ranks} ranks` : "") }] : []),
+    ...(found.ranks ? [{ name: "ranks", title: "Stored by", width: "110px", wide: true, sort: "ranks", tip: "how many ranks stored a part of it", show: (line) => (line.ranks ? `${line.ranks} of ${found.ranks} ranks` : "") },
+      { name: "cut", title: "Cut", width: "minmax(90px, 150px)", wide: 860, tip: "as the boxes look that ranks stored", show: (line) => line.cut }] : []),
   ];
 }
 

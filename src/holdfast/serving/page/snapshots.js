@@ -31,6 +31,7 @@ class SnapshotsView {
     this.plot = el("div", { class: "plot", id: "timeline" });
     this.error = el("div");
     this.choice = el("div", { class: "bar", id: "picked" });
+    this.movement = el("a", { class: "button", id: "movement" }, "How far each layer moves");
     this.table = el("div");
     main.append(
       el("section", { class: "card", "aria-labelledby": "snapshots-title" },
@@ -65,6 +66,7 @@ class SnapshotsView {
   async refilter() {
     this.filter = this.box.value;
     note({ filter: this.filter });
+    this.drawMovement();
     await this.reload(true);
   }
 
@@ -151,11 +153,17 @@ class SnapshotsView {
     }
   }
 
+  // To the movement of the layers over the snapshots that the filter finds.
+  drawMovement() {
+    this.movement.href = address("movement", { filter: this.filter });
+    return this.movement;
+  }
+
   drawChoices() {
     const choose = (by) => { this.by = by; note({ by }); this.draw(); draw(); };
     const buttons = { step: "By step", time: "By time" };
     const bar = el("div", { class: "bar" });
-    const draw = () => bar.replaceChildren(...Object.entries(buttons).map(([by, title]) => el("button", { type: "button", class: "quiet", "data-by": by, "aria-pressed": String(this.by === by), onclick: () => choose(by) }, title)));
+    const draw = () => bar.replaceChildren(...Object.entries(buttons).map(([by, title]) => el("button", { type: "button", class: "quiet", "data-by": by, "aria-pressed": String(this.by === by), onclick: () => choose(by) }, title)), el("span", { class: "spring" }), this.drawMovement());
     draw();
     return bar;
   }

@@ -1,9 +1,10 @@
 // The view of one tensor, or of the same tensor in two snapshots: statistics, histogram, heat map, values by index.
 import { ask, askLines } from "./api.js";
-import { bytes, drawHeat, drawScale, progress } from "./charts.js";
+import { bytes, drawHeat, drawScale, progress, shaped } from "./charts.js";
 import { clean, count, el, exact, numeral, short } from "./elements.js";
 import { showError } from "./errors.js";
 import { drawHistogram } from "./histogram.js";
+import { drawPieces } from "./ranks.js";
 import { address, note } from "./router.js";
 import { amount, link } from "./snapshot.js";
 
@@ -12,7 +13,7 @@ const LINES = [["Minimum", "min"], ["Maximum", "max"], ["Mean", "mean"], ["Stand
 export async function openTensor(main, parameters, signal) {
   const view = new TensorView(main, parameters, signal);
   view.start();
-  return { close: () => {}, refresh: null };
+  return { close: () => view.pieces && view.pieces.close(), refresh: null };
 }
 
 class TensorView {
@@ -42,13 +43,16 @@ class TensorView {
       el("section", { class: "card", "aria-labelledby": "slice-title" }, el("h2", { id: "slice-title" }, "A slice"),
         el("p", { class: "muted help", id: "index-help" }, "A number or a range for each dim, such as 3, 0:64. Click the map, or press Enter on a cell, to look closer."), form, this.mapError,
         el("div", { class: "slice" }, this.map, el("div", {}, el("h3", {}, "Values"), this.values))));
+    this.below = main;
+    this.pieces = null;
     document.addEventListener("themed", () => this.drawHeat(), { signal });
   }
 
-  start() {
+  async start() {
     const names = this.other ? [this.name, this.other] : [this.name];
     names.forEach((name, side) => this.readSummary(name, side));
     this.readSlice();
+    this.pieces = await drawPieces(this.below, this, (index) => { this.zoom(index); this.box.scrollIntoView({ block: "center" }); }, this.signal);
   }
 
   async readSummary(name, side) {
@@ -64,7 +68,7 @@ class TensorView {
 
   draw() {
     const known = this.found.filter(Boolean), first = this.found[0] || known[0];
-    this.facts.textContent = `${first.dtype} (${first.shape.join(", ")}), ${amount(first.items)} values, ${bytes(first.bytes)}`;
+    this.facts.textContent = `${first.dtype} ${shaped(first.shape)}, ${amount(first.items)} values, ${bytes(first.bytes)}`;
     const left = known.find((found) => found.done < found.items);
     this.done.replaceChildren(...(left ? [progress(left.done, left.items), el("span", { class: "muted" }, `${count(left.done)} of ${count(left.items)} values read`)] : []));
     const sides = this.other ? this.found : [this.found[0]];

@@ -14,12 +14,15 @@ from typing import Any, Final
 
 import pytest
 
+from holdfast.capture.compare.compare import diff_runs
 from holdfast.capture.report import html
 from holdfast.capture.report.html import describe, render_html, write_html
-from holdfast.capture.report.report import Detail, Report, ReportRow
+from holdfast.capture.report.report import Detail, Report, ReportRow, make_report
 from holdfast.capture.report.tensor_summary import TensorSummary
 from holdfast.capture.stored.runs import RunFacts
 from tests.kit.made_reports import make_diff
+from tests.kit.made_runs import WEIGHT, hash_elsewhere, make_tensor_run
+from tests.kit.runs_in_memory import make_run
 
 HOSTILE: Final = (
     "</script><script>alert(1)</script>",
@@ -246,3 +249,17 @@ def _find_luminance(colour: str) -> float:
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_a_comparison_of_digests_of_different_kinds_is_undecided() -> None:
+    ours = make_tensor_run([("lin", "output", WEIGHT)], name="host")
+    theirs = make_run(RunFacts("device"), map(hash_elsewhere, ours.events(0)))
+    bare = make_run(ours.facts, [event._replace(leaf="") for event in ours.events(0)])
+    diff = diff_runs(bare, theirs)
+
+    found = describe(make_report(bare, theirs, diff))
+
+    assert (found["undecided"], found["equal"], found["origin"]) == (True, False, -1)
+    assert found["counts"]["UNKNOWN"] == 1
+    assert "UNKNOWN" in found["strings"]
+    assert b"Not all could be compared" in render_html(make_report(bare, theirs, diff))

@@ -1,29 +1,34 @@
-"""Space and health: the figures of du, prune, gc and check, as plans and findings."""
+"""Upkeep: what prune would delete, what check finds, and who is at work."""
 
 from __future__ import annotations
 
-import json
 import random
-from pathlib import Path
+import socket
 
 import pytest
 
-import holdfast
-from holdfast.cli.main import main
 from holdfast.errors import BadName
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.roots import read_live
 from holdfast.repo.names.snapshots import delete_snapshot
+from holdfast.repo.write.transaction import Transaction
+from holdfast.serving.answers.ledger import LedgerReader
 from holdfast.serving.answers.upkeep import (
+    PlannedPrune,
+    count_requests,
     describe_activity,
     describe_prune,
-    describe_usage,
+    describe_requests,
     iter_check,
-    read_shared,
+    parse_keep,
+    plan_prune,
 )
 from holdfast.serving.request import parse_request
+from tests.kit.s3_server import serve_s3
 from tests.kit.saving import new_repo, save_bytes
+from tests.kit.standing import collect_now
+from tests.unit.objects.cloud.servers import open_cloud
 
 COMMON = random.Random(1).randbytes(300_000)
 OTHER = random.Random(2).randbytes(200_000)
@@ -41,38 +46,18 @@ def repo() -> Repository:
     return made
 
 
-def test_usage_is_that_of_du(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with holdfast.open(tmp_path / "store") as store:
-        save_bytes(store.repository, "a", {"x": COMMON})
-        save_bytes(store.repository, "b", {"x": COMMON, "y": OTHER})
-        found = describe_usage(store.repository)
-    assert main(["-s", str(tmp_path / "store"), "du", "--json"]) == 0
-    expected = json.loads(capsys.readouterr().out)
-
-    for each in expected["snapshots"]:
-        shown = next(row for row in found["snapshots"] if row["name"] == each["name"])
-        assert shown == {name: each[name] for name in shown}
-    assert [found[name] for name in ("logical_bytes", "stored_bytes", "reclaimable_bytes")] == [
-        expected[name] for name in ("logical_bytes", "stored_bytes", "reclaimable_bytes")
-    ]
+def plan(repo: Repository, query: str) -> PlannedPrune:
+    request = parse_request("/x" + (f"?{query}" if query else ""))
+    ledger = LedgerReader(repo).read(read_live(repo.store).current)
+    return plan_prune(repo, parse_keep(request), request.read_text("prefix"), ledger)
 
 
-def test_series_share_what_both_use(repo: Repository) -> None:
-    names, shared = read_shared(repo, read_live(repo.store).current)
-
-    assert names == ["a/", "b/"]
-    assert shared == [[300_000, 300_000], [300_000, 500_000]]
-
-
-def test_gc_would_free_what_was_deleted(repo: Repository) -> None:
-    found = describe_usage(repo)["gc"]
-
-    assert found["dead_bytes"] >= 100_000
-    assert found["files"] >= 2
+def list_doomed(repo: Repository, query: str) -> list[str]:
+    return [each.snapshot.name for each in plan(repo, query).decisions if not each.reasons]
 
 
 def test_prune_is_a_plan_with_reasons_and_bytes(repo: Repository) -> None:
-    found = describe_prune(repo, parse_request("/x?keep_last=1&keep_best=loss"))
+    found = describe_prune(plan(repo, "keep_last=1&keep_best=loss"), "", 0, 100)
 
     by_name = {verdict["name"]: verdict["reasons"] for verdict in found["verdicts"]}
     assert (found["keep"], found["delete"]) == (2, 1)
@@ -81,18 +66,71 @@ def test_prune_is_a_plan_with_reasons_and_bytes(repo: Repository) -> None:
     assert {each.name for each in read_live(repo.store).current} == {"a/1", "a/2", "b/1"}
 
 
-@pytest.mark.parametrize("query", ["keep_last=x", "keep_within=soon", ""])
+@pytest.mark.parametrize(
+    ("best", "doomed"),
+    [("loss", ["a/2"]), ("loss:1:max", ["a/1"]), ("loss:1:min", ["a/2"]), ("loss:2", []), ("loss:2:max", [])],
+)
+def test_the_best_are_kept_by_number_and_mode(repo: Repository, best: str, doomed: list[str]) -> None:
+    assert list_doomed(repo, f"prefix=a/&keep_best={best}") == doomed
+
+
+def test_a_plan_is_sorted_and_cut_into_pages(repo: Repository) -> None:
+    planned = plan(repo, "keep_best=loss")
+
+    names = [
+        describe_prune(planned, sort, 1, 1)["verdicts"][0]["name"] for sort in ("", "-name", "verdict", "-verdict")
+    ]
+    assert names == ["a/2", "a/2", "b/1", "a/2"]
+    assert describe_prune(planned, "-verdict", 0, 1)["verdicts"][0]["name"] == "a/1"
+    with pytest.raises(BadName, match="cannot be sorted by 'color'"):
+        describe_prune(planned, "color", 0, 1)
+
+
+@pytest.mark.parametrize(
+    "query", ["keep_last=x", "keep_within=soon", "", "keep_best=loss:0", "keep_best=loss:1:best", "keep_best=nobody:1"]
+)
 def test_rules_that_cannot_be_meant_are_refused(repo: Repository, query: str) -> None:
     with pytest.raises(BadName):
-        describe_prune(repo, parse_request("/x" + (f"?{query}" if query else "")))
+        plan(repo, query)
 
 
-def test_a_save_at_work_is_shown(repo: Repository) -> None:
-    found = describe_activity(repo)
+def test_a_save_at_work_and_the_marks_of_a_collector_are_shown(repo: Repository) -> None:
+    quiet = describe_activity(repo)
+    with Transaction(repo, purpose="save 'slow'") as transaction:
+        assert collect_now(repo.store).pending_marks == 1
+        found = describe_activity(repo)
+    after = describe_activity(repo)
 
-    assert found["marked"] == 0
-    assert found["bad_packs"] == []
-    assert all(lease["standing"] != "live" for lease in found["leases"])
+    (lease,) = [lease for lease in found["leases"] if lease["standing"] == "live"]
+    assert (lease["id"], lease["purpose"], lease["host"]) == (transaction.lease_id, "save 'slow'", socket.gethostname())
+    assert found["marked"] >= 2
+    assert (quiet["marked"], quiet["bad_packs"]) == (0, [])
+    for each in (quiet, after):
+        assert all(lease["standing"] != "live" for lease in each["leases"])
+
+
+def test_requests_to_an_object_store_are_counted_since_the_server_started() -> None:
+    with serve_s3() as server:
+        store = open_cloud(server)
+        made = new_repo(store)
+        save_bytes(made, "a", {"x": COMMON})
+        before, seen = count_requests(store), len(server.requests)
+        describe_activity(made)
+        found = describe_requests(store, before, 1e9)
+        later = server.requests[seen:]
+
+    assert found is not None
+    assert found["since"].startswith("2001-09-09")
+    assert {kind: each["requests"] for kind, each in found["kinds"].items()} == {
+        kind: sum(request.kind == kind.upper() for request in later)
+        for kind in ("get", "head", "list", "put", "delete")
+    }
+    assert found["kinds"]["list"]["requests"] > 0
+    assert found["kinds"]["put"] == {"requests": 0, "bytes": 0}
+
+
+def test_a_store_without_a_server_has_no_requests(repo: Repository) -> None:
+    assert describe_requests(repo.store, count_requests(repo.store), 1e9) is None
 
 
 @pytest.mark.parametrize("read", [True, False])

@@ -36,7 +36,7 @@ function drawCharts() {
 function amount(row, name) {
   const verdict = text("verdict", row);
   if (verdict === "EQUAL") return 0;
-  if (verdict === "MISSING") return NaN;
+  if (verdict === "MISSING" || verdict === "UNKNOWN") return NaN;
   return rows[name][row];
 }
 

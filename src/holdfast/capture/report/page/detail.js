@@ -72,7 +72,7 @@ function drawDistance(row, more) {
     ["NaN/Inf", text("bad", row)],
   ]);
   if (made) return [el("h3", {}, "Difference"), made];
-  const isKnown = ["EQUAL", "MISSING"].includes(text("verdict", row));
+  const isKnown = ["EQUAL", "MISSING", "UNKNOWN"].includes(text("verdict", row));
   return isKnown ? [] : [el("p", { class: "muted" }, "Not measured: the bytes of this tensor were not kept in both runs. Record it with level=\"full\" to see by how much it differs.")];
 }
 

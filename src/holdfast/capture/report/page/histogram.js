@@ -3,7 +3,8 @@ import { clean, el, numeral, short, svg } from "./elements.js";
 
 // Draws one or two sides on one axis, as densities, because their bins may differ. A side has low, high and histogram.
 export function drawHistogram(host, sides, names, isLog) {
-  const width = 540, height = 190, left = 8, bottom = height - 24, top = 8;
+  // A host that is not in the document yet has no width.
+  const width = Math.max(280, Math.min(720, Math.round(host.clientWidth) || 540)), height = 190, left = 8, bottom = height - 24, top = 8;
   const drawn = sides.map((side) => (side && side.histogram.length ? side : null));
   const ends = drawn.filter(Boolean).map((side) => [numeral(side.low), numeral(side.high)]);
   if (!ends.length) return;

@@ -2,8 +2,9 @@
 function startOverview() {
   byId("runs").append(el("code", { class: "side-a" }, clean(data.a.name)), el("span", { class: "muted" }, "  and  "), el("code", { class: "side-b" }, clean(data.b.name)));
   const verdict = byId("verdict");
-  verdict.classList.toggle("differs", !data.equal);
-  verdict.append(el("span", { class: "pill " + (data.equal ? "c-equal" : "c-origin") }, data.equal ? "The runs match" : "The runs differ"));
+  verdict.classList.toggle("differs", !data.equal && !data.undecided);
+  const [color, result] = data.equal ? ["c-equal", "The runs match"] : data.undecided ? ["c-other", "Not all could be compared"] : ["c-origin", "The runs differ"];
+  verdict.append(el("span", { class: "pill " + color }, result));
   verdict.append(el("h1", { class: "name" }, clean(data.headline)));
   if (data.origin >= 0) {
     if (data.cause) verdict.append(el("p", { id: "cause" }, "Cause: ", el("strong", {}, clean(data.cause))));

@@ -1,6 +1,6 @@
 // Plots as SVG: a logarithmic scale, with separate lanes for equal, not measured and not finite.
-const HEIGHT = 266;
-const EDGE = { left: 74, right: 14, top: 26, bottom: 44 };
+const HEIGHT = 276;
+const EDGE = { left: 74, right: 14, top: 36, bottom: 44 };
 const LANE = 22;
 const LANES = { infinite: "not finite", unknown: "not measured", equal: "equal" };
 const MEASURES = { rel: "relative L2", abs: "largest difference", ulp: "ULP", count: "tensors that differ" };
@@ -109,66 +109,6 @@ function drawMark(picture, mark, x, width) {
   const isRight = left > width - 160;
   picture.append(svg("line", { class: "origin-line", x1: left, x2: left, y1: EDGE.top, y2: HEIGHT - EDGE.bottom }));
   picture.append(svg("text", { class: "origin-text", x: left + (isRight ? -6 : 6), y: mark.isAbove ? EDGE.top - 7 : EDGE.top + 11, "text-anchor": isRight ? "end" : "start" }, mark.text));
-}
-
-function drawKey(series) {
-  const key = el("div", { class: "key" });
-  for (const one of series.filter((each) => each.points.length)) {
-    const sample = svg("svg", { viewBox: "0 0 22 10", "aria-hidden": "true" });
-    sample.append(svg("path", { class: (one.isLine ? "line " : "dots ") + one.css, d: one.isLine ? "M1 5H21" : "M11 5h0" }));
-    key.append(el("span", {}, sample, one.name));
-  }
-  return key;
-}
-
-// The nearest point follows the pointer or the arrow keys; a click or Enter chooses it.
-function addCursor(picture, points, spec) {
-  if (!points.length) return;
-  points.sort((p, q) => p.left - q.left || p.top - q.top);
-  const dot = svg("circle", { class: "cursor-dot", r: 5, visibility: "hidden" });
-  picture.append(dot);
-  let at = -1;
-  const show = (next) => {
-    at = next;
-    const point = points[at];
-    fill(dot, { cx: point.left, cy: point.top, visibility: "visible" }, []);
-    const box = picture.getBoundingClientRect();
-    const ratio = box.width / picture.viewBox.baseVal.width;
-    showTip(box.left + point.left * ratio, box.top + point.top * ratio, spec.describe(point));
-  };
-  const hide = () => { dot.setAttribute("visibility", "hidden"); byId("tip").hidden = true; };
-  picture.addEventListener("pointermove", (event) => {
-    const box = picture.getBoundingClientRect();
-    const ratio = picture.viewBox.baseVal.width / box.width;
-    show(nearest(points, (event.clientX - box.left) * ratio, (event.clientY - box.top) * ratio));
-  });
-  picture.addEventListener("pointerleave", hide);
-  picture.addEventListener("blur", hide);
-  picture.addEventListener("click", () => at >= 0 && spec.choose(points[at]));
-  picture.addEventListener("keydown", (event) => {
-    const moves = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity };
-    if (event.key in moves) show(Math.max(0, Math.min(points.length - 1, at + moves[event.key])));
-    else if (event.key === "Enter" && at >= 0) spec.choose(points[at]);
-    else return;
-    event.preventDefault();
-  });
-}
-
-function nearest(points, left, top) {
-  let best = 0, least = Infinity;
-  points.forEach((point, at) => {
-    const apart = (point.left - left) ** 2 * 4 + (point.top - top) ** 2;
-    if (apart < least) [best, least] = [at, apart];
-  });
-  return best;
-}
-
-function showTip(left, top, lines) {
-  const tip = byId("tip");
-  tip.replaceChildren(...lines.map((line) => el("div", {}, line)));
-  tip.hidden = false;
-  tip.style.left = Math.max(8, Math.min(left + 14, window.innerWidth - tip.offsetWidth - 8)) + "px";
-  tip.style.top = Math.max(8, top - tip.offsetHeight - 12) + "px";
 }
 
 function roundTicks(size, most) {

@@ -2,7 +2,7 @@
 const ROW = 30;
 const SPARE = 6;
 const COLUMNS = [
-  { name: "verdict", title: "Class", width: "122px", show: (row) => text("verdict", row), tip: "ORIGIN: differs, its inputs do not. PROPAGATED: differs because its inputs do. CLOSE: within the tolerance. MISSING: in one run only. EQUAL: the same bytes." },
+  { name: "verdict", title: "Class", width: "130px", show: (row) => text("verdict", row), tip: "ORIGIN: differs, its inputs do not. PROPAGATED: differs because its inputs do. CLOSE: within the tolerance. MISSING: in one run only. EQUAL: the same bytes." },
   { name: "step", title: "Step", width: "54px", number: true, show: (row) => String(rows.step[row]) },
   { name: "rank", title: "Rank", width: "54px", number: true, show: (row) => String(rows.rank[row]) },
   { name: "phase", title: "Phase", width: "86px", show: (row) => text("phase", row) },
