@@ -2,6 +2,8 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS += --no-print-directory
+# Compiled modules are kept, whatever the caller has set: tests start hundreds of interpreters, which load the same ones.
+export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
@@ -35,8 +37,9 @@ setup: $(READY) ## build .venv with the package and torch, pinned by constraints
 demo: $(READY) ## train, kill, resume bit-exactly, fine-tune; 2 ranks save, 1 and 3 continue: a minute; keeps its store in /tmp
 	@$(BIN)/python examples/demo.py --keep "$$(mktemp -d -t holdfast-demo-XXXXXX)/store"
 
+# Threads of torch that have nothing to do would spin on the cores that other tests need.
 test: $(READY_INTEGRATIONS) ## run the tests but those of `make check` (SLOW=1: slow ones too; JOBS=0: in one process; ARGS=... for pytest)
-	@$(BIN)/python -m pytest $(EXAMPLES) $(SHARED) $(NOT_SLOW) $(if $(ARGS),$(ARGS),--ignore=tests/architecture)
+	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(EXAMPLES) $(SHARED) $(NOT_SLOW) $(if $(ARGS),$(ARGS),--ignore=tests/architecture)
 
 device-test: $(READY_DEVICE) ## test the kernels that hash on a GPU, without one: interpreted, and compiled for two GPUs: about three minutes
 	@TRITON_INTERPRET=1 PYTHONPATH=$(DEVICE_PACKAGES) $(BIN)/python -m pytest -q --hypothesis-profile=ci $(DEVICE_TESTS)

@@ -102,10 +102,13 @@ def iter_blocks(text: str) -> Iterator[Block]:
         number += 1
 
 
-def run_page(name: str, text: str, folder: Path) -> None:
-    """Run the blocks of a page in `folder`, the working directory; raise BlockFailed at the first wrong one."""
+def run_page(name: str, text: str, folder: Path, commands: Path | None = None) -> None:
+    """Run the blocks of a page in `folder`, the working directory; raise BlockFailed at the first wrong one.
+
+    The shell finds commands in the folder `commands` first.
+    """
     namespace: dict[str, object] = {"__name__": "page"}
-    with open_shell(folder) as shell:
+    with open_shell(folder, commands) as shell:
         for block in iter_blocks(text):
             if block.language in MISSPELLED:
                 where = f"{name}:{block.line}"
@@ -119,10 +122,12 @@ def run_page(name: str, text: str, folder: Path) -> None:
 
 
 @contextmanager
-def open_shell(folder: Path) -> Iterator[Shell]:
+def open_shell(folder: Path, commands: Path | None = None) -> Iterator[Shell]:
     """Start a shell in `folder`, and end it with the `with`."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HOLDFAST_")}
-    environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "100", "NO_COLOR": "1"}
+    folders = [*([str(commands)] if commands else []), str(Path(sys.executable).parent), os.environ["PATH"]]
+    # Unbuffered: a page shows output and errors in the order in which a terminal does.
+    environment |= {"PATH": ":".join(folders), "COLUMNS": "100", "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         ["bash"],
         cwd=folder,

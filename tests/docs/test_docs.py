@@ -13,6 +13,8 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from tests.docs.blocks import BlockFailed, iter_blocks, matches, run_page
+from tests.kit.leftovers import read_handlers, restore_handlers
+from tests.kit.quick_command import provide_command
 from tests.kit.s3_server import serve_s3
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -35,6 +37,8 @@ NEEDS: Final = {
 """Pages that need a training framework: skipped without it. Warnings of the framework are its own matter."""
 IN_BUCKETS: Final = ("docs/how-to/use-object-stores.md",)
 """Pages that use a bucket: a small S3 server on loopback, which the environment names."""
+INSTALLED: Final = ("README.md", "docs/tutorial/first-store.md")
+"""Pages whose shell runs the installed `holdfast`; the others run one that is forked with torch loaded."""
 PAGES: Final = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
 
 
@@ -44,11 +48,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def quick_command() -> Iterator[Path]:
+    with provide_command() as commands:
+        yield commands
+
+
 def _mark(page: str) -> ParameterSet:
     marks = []
     if page in SLOW:
-        # Torch's compiler uses parts of torch that are deprecated.
+        # Torch's compiler uses parts of torch that are deprecated, and looks for gradients of inputs that have none.
         marks += [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+        marks += [pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")]
     if page in NEEDS:
         absent = [name for name in NEEDS[page] if find_spec(name) is None]
         reason = f"needs {', '.join(absent)}, which `make test` installs"
@@ -57,9 +68,13 @@ def _mark(page: str) -> ParameterSet:
 
 
 @pytest.mark.parametrize("page", [_mark(page) for page in PAGES if (ROOT / page).is_file()])
-def test_page_does_what_it_shows(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_does_what_it_shows(page: str, folder: Path, quick_command: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = None if page in INSTALLED else quick_command
+    handlers = read_handlers()
     with _serve_bucket(monkeypatch) if page in IN_BUCKETS else nullcontext():
-        run_page(page, (ROOT / page).read_text(encoding="utf-8"), folder)
+        run_page(page, (ROOT / page).read_text(encoding="utf-8"), folder, commands)
+    if page in NEEDS:
+        restore_handlers(handlers)  # Ray installs its own, and keeps them
 
 
 @contextmanager

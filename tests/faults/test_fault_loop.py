@@ -30,7 +30,7 @@ from tests.faults.scenario import (
     read_state,
     save_content,
 )
-from tests.faults.thinning import STEP, THINNED, find_first
+from tests.faults.thinning import STEP, find_first
 
 
 def prepared(verb: Verb) -> MemoryStore:
@@ -51,7 +51,8 @@ def kind(operation: Operation) -> tuple[str, str]:
 
 @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name.lower())
 @pytest.mark.parametrize("verb", VERBS, ids=str)
-@THINNED
+# Thinned, the faults take turns, and each operation meets one of them.
+@pytest.mark.parametrize("step", [len(Fault), pytest.param(1, marks=pytest.mark.slow)], ids=["thinned", "whole"])
 def test_a_fault_at_any_operation_leaves_the_old_or_the_new_state(verb: Verb, fault: Fault, step: int) -> None:
     base = prepared(verb)
     old, new = read_state(base), done(verb, base)

@@ -76,7 +76,7 @@ def find_broken(scene: Scene, monkeypatch: pytest.MonkeyPatch, *, every: int = 1
 def test_who_goes_on_without_the_lock_of_a_stopped_collector_keeps_every_promise(
     title: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count, broken = find_broken(PAIRS[title], monkeypatch, every=4)
+    count, broken = find_broken(PAIRS[title], monkeypatch, every=6)
     assert not broken, "\n".join(broken)
     assert count > 10
 

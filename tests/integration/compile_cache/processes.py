@@ -113,9 +113,9 @@ class Trial:
     store: Path
 
 
-def try_cases(folder: Path, cases: Sequence[str]) -> Trial:
+def try_cases(folder: Path, cases: Sequence[str], variables: Mapping[str, str] | None = None) -> Trial:
     """Run cases in three processes. The first two run at the same time."""
-    place, store = Place(folder), folder / "store"
+    place, store = Place(folder, variables), folder / "store"
     plain, cold = finish_all([place.start(cases, None), place.start(cases, store)])
     warm = place.run(cases, place.copy(store, "elsewhere"), has_compiler=False)
     return Trial(plain, cold, warm, store)

@@ -10,6 +10,8 @@ import pytest
 from tests.integration.compile_cache.processes import Place, Trial, finish_all, try_cases
 
 QUICK: Final = ("infer_mlp", "train_mlp")
+FAST_START: Final = {"TORCHINDUCTOR_VEC_ISA_OK": "1"}
+"""Torch takes the vector instructions of the CPU as given, instead of compiling a program to test each of them."""
 SLOW: Final = (
     "many_sizes",
     "train_block",
@@ -31,7 +33,7 @@ GRAPHS: Final = {"train_broken": 2, "train_optimizer": 2}
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Trial:
-    return try_cases(tmp_path_factory.mktemp("quick"), QUICK)
+    return try_cases(tmp_path_factory.mktemp("quick"), QUICK, FAST_START)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +93,7 @@ def test_a_restart_passes_through_and_is_counted(slow: Trial) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_other_names_and_other_sizes_are_served_by_the_same_entry(quick: Trial, tmp_path: Path) -> None:
-    place = Place(tmp_path)
+    place = Place(tmp_path, FAST_START)
 
     started = [place.start(["other_sizes"], None), place.start(["other_sizes"], quick.store, has_compiler=False)]
     plain, warm = finish_all(started)
@@ -106,7 +108,7 @@ def test_other_names_and_other_sizes_are_served_by_the_same_entry(quick: Trial, 
 def test_prefetched_artifacts_are_served_from_memory(quick: Trial, tmp_path: Path) -> None:
     keys = quick.cold.cases["train_mlp"]["used"]
 
-    warm = Place(tmp_path).run(["train_mlp"], quick.store, has_compiler=False, prefetch=keys)
+    warm = Place(tmp_path, FAST_START).run(["train_mlp"], quick.store, has_compiler=False, prefetch=keys)
 
     assert warm.cases["train_mlp"]["hit"] == 1
     assert warm.cases["train_mlp"]["digest"] == quick.plain.cases["train_mlp"]["digest"]
