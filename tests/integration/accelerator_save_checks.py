@@ -357,3 +357,30 @@ def test_dcp_copies_only_what_the_store_lacks(tmp_path: Path) -> None:
     assert state["w3"].nbytes <= copied <= state["w3"].nbytes + 32 * 30
     with holdfast.open(url) as store:
         assert torch.equal(store.load("run/2")["w3"], state["w3"].cpu())
+
+
+# --- comparing with what is in memory
+
+
+def test_an_equal_tree_is_compared_by_digests_and_no_tensor_is_copied(store: Store) -> None:
+    tree = make_model()
+    store.save("x", tree)
+
+    copied = copied_bytes(lambda: store.diff("x", tree))
+
+    assert store.diff("x", tree).is_equal
+    assert copied == 32 * count_digests(tree) + INLINE_BYTES
+
+
+def test_of_an_unequal_tree_only_tensors_that_differ_are_copied_and_only_to_be_measured(store: Store) -> None:
+    tree = make_model()
+    store.save("x", tree)
+    tree["weights"]["w3"][5, 7] += 1
+
+    by_digests = copied_bytes(lambda: store.diff("x", tree))
+    measured = copied_bytes(lambda: store.diff("x", tree, values=True))
+
+    (change,) = store.diff("x", tree, values=True).changes
+    assert (change.name, change.distances[0].at) == ("weights.w3", (5, 7))
+    assert by_digests == 32 * count_digests(tree) + INLINE_BYTES
+    assert measured == by_digests + tree["weights"]["w3"].nbytes

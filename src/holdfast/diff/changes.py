@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from holdfast.diff.facts import LeafFacts
+from holdfast.digest import Digest
 from holdfast.display.markup import Card, render_card
 from holdfast.display.readable import readable_repr
 from holdfast.json_text import Json
@@ -134,11 +135,24 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveTree:
+    """A tree in memory that was compared with a snapshot."""
+
+    digest: Digest
+    """The digest that its snapshot would have."""
+    num_entries: int
+    logical_bytes: int
+    name: str = "(the tree in memory)"
+
+    __repr__ = readable_repr
+
+
+@dataclass(frozen=True, slots=True)
 class Diff:
-    """The differences from snapshot `a` to snapshot `b`, in the order of their trees."""
+    """The differences from snapshot `a` to `b`, in the order of their trees; `b` is a snapshot or a tree in memory."""
 
     a: CommittedSnapshot = field(repr=False)
-    b: CommittedSnapshot = field(repr=False)
+    b: CommittedSnapshot | LiveTree = field(repr=False)
     changes: tuple[Change, ...]
     equal: int
     """The number of equal leaves; of entries, if both digests are equal, because then the trees are not read."""
@@ -161,7 +175,7 @@ class Diff:
             (name, what, difference.replace("  ", ", ").removeprefix("values differ, "))
             for name, what, difference in texts
         ]
-        note = "The snapshots are equal." if self.is_equal else ""
+        note = "Nothing differs." if self.is_equal else ""
         return render_card(Card("Diff", f"{self.a.name} → {self.b.name}", facts, None, headers, rows, note=note))
 
     @property

@@ -1,4 +1,4 @@
-"""Compares two snapshots leaf by leaf, by their manifests; reads bytes only if these do not decide.
+"""Compares two trees leaf by leaf, by the digests of their chunks; reads bytes only if these do not decide.
 
 Needs neither torch nor numpy, so that `holdfast diff` starts quickly.
 """
@@ -9,22 +9,31 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 from holdfast.diff.changes import Aspect, Change, Diff
-from holdfast.diff.facts import Content, LeafEntry, LeafFacts, find_facts, is_stored, join_role, parse_leaf, parse_shape
-from holdfast.diff.items import ReadableEntry, find_layout, find_stride, is_same
+from holdfast.diff.facts import (
+    Content,
+    EntryTable,
+    LeafEntry,
+    LeafFacts,
+    find_facts,
+    is_stored,
+    join_role,
+    parse_leaf,
+    parse_shape,
+)
+from holdfast.diff.items import EntryBytes, ReadableEntry, find_layout, find_stride, is_same
 from holdfast.errors import NotFound
 from holdfast.json_text import Json, canonical_json
 from holdfast.repo.format.entry import ChunkTable
-from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.read.read_ahead import ReadAhead
 from holdfast.repo.read.reader import open_snapshot
 from holdfast.snapshot.load.opened import Opened
 from holdfast.texts import shorten
-from holdfast.trees.outline import ITEMS_START, KEYED_START, Leaf, has_children, key_text
+from holdfast.trees.outline import ITEMS_START, KEYED_START, Leaf, has_children, iter_leaves, key_text
 from holdfast.trees.pick import matches
 
 _DEFAULTS: Final[Mapping[str, Mapping[str, Json]]] = {
@@ -58,16 +67,31 @@ def compare(repo: Repository, a: CommittedSnapshot, b: CommittedSnapshot, *, onl
     if a.digest == b.digest:
         return Diff(a, b, (), b.num_entries, b.logical_bytes, b.logical_bytes)
     with Opened(open_snapshot(repo, a)) as before, Opened(open_snapshot(repo, b)) as after, before.pausing_gc():
-        comparison = _Comparison(
-            SnapshotSide(before, only), SnapshotSide(after, only), limit_bytes=repo.budget_bytes // 4
-        )
-        if only and not (comparison.before.leaves or comparison.after.leaves):
-            raise NotFound(f"no leaf of {a.name!r} or {b.name!r} matches {' or '.join(map(repr, only))}")
-        changes, shared_bytes = tuple(comparison.iter_changes()), _count_shared(comparison.before, comparison.after)
-        return Diff(a, b, changes, comparison.equal, comparison.equal_bytes, shared_bytes)
+        found = compare_sides(open_side(before, only), open_side(after, only), limit_bytes=repo.budget_bytes // 4)
+    if found is None:
+        raise NotFound(f"no leaf of {a.name!r} or {b.name!r} matches {' or '.join(map(repr, only))}")
+    return Diff(a, b, *found)
 
 
-def _count_shared(before: SnapshotSide, after: SnapshotSide) -> int:
+class Compared(NamedTuple):
+    """What a comparison has found; see `Diff`."""
+
+    changes: tuple[Change, ...]
+    equal: int
+    equal_bytes: int
+    shared_bytes: int
+
+
+def compare_sides(before: TreeSide, after: TreeSide, *, limit_bytes: int) -> Compared | None:
+    """Return the differences between two trees; None if neither has a leaf."""
+    if not (before.leaves or after.leaves):
+        return None
+    comparison = _Comparison(before, after, limit_bytes=limit_bytes)
+    changes = tuple(comparison.iter_changes())
+    return Compared(changes, comparison.equal, comparison.equal_bytes, _count_shared(before, after))
+
+
+def _count_shared(before: TreeSide, after: TreeSide) -> int:
     known = {digest for table in before.iter_chunks() for digest in table.digest_list}
     tables = after.iter_chunks()
     return sum(
@@ -76,9 +100,9 @@ def _count_shared(before: SnapshotSide, after: SnapshotSide) -> int:
 
 
 class _Comparison:
-    """One comparison of two snapshots; counts the equal leaves."""
+    """One comparison of two trees; counts the equal leaves."""
 
-    def __init__(self, before: SnapshotSide, after: SnapshotSide, *, limit_bytes: int) -> None:
+    def __init__(self, before: TreeSide, after: TreeSide, *, limit_bytes: int) -> None:
         self.before = before
         self.after = after
         self.equal = 0
@@ -252,15 +276,18 @@ class Container:
     """The number of leaves before it in the tree."""
 
 
-class SnapshotSide:
-    """One of the two snapshots: its leaves and containers by path."""
+class TreeSide:
+    """One of two trees that are compared: its leaves and containers by path."""
 
-    def __init__(self, opened: Opened, only: Sequence[str] = ()) -> None:
-        """Read the leaves whose names match a pattern in `only`; all if there are no patterns."""
-        self.opened = opened
-        self.ahead = ReadAhead(opened.reader)
-        self.manifest: Manifest = opened.reader.manifest
-        wanted = [leaf for leaf in opened.leaves if not only or matches(leaf.name, only)]
+    def __init__(
+        self, name: str, tree: Json, entries: EntryTable, ahead: EntryBytes, *, only: Sequence[str] = ()
+    ) -> None:
+        """Use the leaves whose names match a pattern in `only`; all if there are no patterns."""
+        self.name = name
+        self.ahead = ahead
+        self._tree = tree
+        self._entries = entries
+        wanted = (leaf for leaf in iter_leaves(tree) if not only or matches(leaf.name, only))
         self.leaves: dict[PathKey, Leaf] = {find_key(leaf.path_json): leaf for leaf in wanted}
         # With patterns, containers are not compared: their order and attributes concern all of their leaves.
         self._has_containers = not only
@@ -268,18 +295,18 @@ class SnapshotSide:
     @cached_property
     def containers(self) -> Mapping[PathKey, Container]:
         """The containers by path; none with patterns."""
-        found = _iter_containers(self.opened.tree) if self._has_containers else ()
+        found = _iter_containers(self._tree) if self._has_containers else ()
         return {find_key(each.path): each for each in found}
 
     @cached_property
     def contents(self) -> Mapping[PathKey, Content]:
         """The entries of all leaves that have any, by path."""
-        return {key: parse_leaf(self.manifest, leaf) for key, leaf in self.leaves.items() if is_stored(leaf)}
+        return {key: parse_leaf(self._entries, leaf) for key, leaf in self.leaves.items() if is_stored(leaf)}
 
     def find_content(self, key: PathKey) -> Content | None:
         """Return the entries of one leaf; None if it has none, or if there is no such leaf. Parses no other leaf."""
         leaf = self.leaves.get(key)
-        return parse_leaf(self.manifest, leaf) if leaf is not None and is_stored(leaf) else None
+        return parse_leaf(self._entries, leaf) if leaf is not None and is_stored(leaf) else None
 
     def find_facts(self, key: PathKey) -> LeafFacts:
         """Return the facts of the leaf at a path."""
@@ -288,6 +315,12 @@ class SnapshotSide:
     def iter_chunks(self) -> Iterator[ChunkTable]:
         """Yield the chunks of the entries of all leaves."""
         return (part.chunks for content in self.contents.values() for part in content.parts.values())
+
+
+def open_side(opened: Opened, only: Sequence[str] = ()) -> TreeSide:
+    """Return a snapshot as a side of a comparison, restricted to leaves whose names match a pattern, if any."""
+    reader = opened.reader
+    return TreeSide(opened.name, opened.tree, reader.manifest, ReadAhead(reader), only=only)
 
 
 def find_key(path: Iterable[Json]) -> PathKey:
@@ -326,7 +359,7 @@ class SharingChange:
     after: str
 
 
-def find_sharing_changes(before: SnapshotSide, after: SnapshotSide) -> Iterator[SharingChange]:
+def find_sharing_changes(before: TreeSide, after: TreeSide) -> Iterator[SharingChange]:
     """Yield the parts, present on both sides, that share memory or identity with other parts than before.
 
     Sharing with leaves that only one side has is not reported here.
@@ -337,11 +370,11 @@ def find_sharing_changes(before: SnapshotSide, after: SnapshotSide) -> Iterator[
     yield from _find_shifted(before, after, was, now)
 
 
-def _find_objects(side: SnapshotSide) -> _Groups:
+def _find_objects(side: TreeSide) -> _Groups:
     return {(key, role): group for key, content in side.contents.items() for role, group in content.objects.items()}
 
 
-def _find_memory(side: SnapshotSide) -> _Groups:
+def _find_memory(side: TreeSide) -> _Groups:
     # A part that shares memory with no other is a group of its own.
     return {
         (key, role): part.alias or (key, role)
@@ -357,7 +390,7 @@ def _find_first(groups: _Groups, parts: Sequence[_PartKey]) -> dict[_PartKey, _P
 
 
 def _compare_groups(
-    what: str, alone: str, shared: str, was: _Groups, now: _Groups, side: SnapshotSide
+    what: str, alone: str, shared: str, was: _Groups, now: _Groups, side: TreeSide
 ) -> Iterator[SharingChange]:
     parts = [part for part in now if part in was]
     old, new = _find_first(was, parts), _find_first(now, parts)
@@ -370,7 +403,7 @@ def _compare_groups(
             yield SharingChange(*part, what, *texts)
 
 
-def _find_shifted(before: SnapshotSide, after: SnapshotSide, was: _Groups, now: _Groups) -> Iterator[SharingChange]:
+def _find_shifted(before: TreeSide, after: TreeSide, was: _Groups, now: _Groups) -> Iterator[SharingChange]:
     """Yield the parts that share memory with the same parts as before, but at another offset."""
     parts = [part for part in now if part in was]
     old, new = _find_first(was, parts), _find_first(now, parts)
@@ -386,7 +419,7 @@ def _find_shifted(before: SnapshotSide, after: SnapshotSide, was: _Groups, now: 
                 yield SharingChange(*part, "memory", *(f"{shift} bytes after {name}" for shift in shifts))
 
 
-def _find_start(side: SnapshotSide, part: _PartKey) -> int:
+def _find_start(side: TreeSide, part: _PartKey) -> int:
     """Return the byte offset of a part in the memory that its group shares."""
     found = side.contents[part[0]].parts[part[1]]
     at = found.spec.get("at", 0)

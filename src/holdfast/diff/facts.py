@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from holdfast.errors import Corrupt, NewerFormat
 from holdfast.json_text import Json
 from holdfast.repo.format.entry import ChunkTable, Entry
-from holdfast.repo.format.manifest import Manifest
 from holdfast.trees.outline import Leaf, format_value, iter_leaves
 
 _BLOBS: Final = frozenset({"@array", "@str", "@bytes", "@bytearray", "@pickle", "@torch_save"})
@@ -48,14 +47,34 @@ class LeafFacts:
         }
 
 
+class EntryTable(Protocol):
+    """The entries of a tree, by position: a manifest, or the entries that a tree in memory would have."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The name of each entry."""
+
+    def __len__(self) -> int:
+        """Return the number of entries."""
+
+    def entry(self, position: int) -> Entry:
+        """Return an entry, with its chunks."""
+
+    def find_facts(self, position: int) -> tuple[Json, int, int]:
+        """Return the spec, the size in bytes and the alias of an entry, without creating its chunks."""
+
+    def find_chunks(self, position: int) -> ChunkTable:
+        """Return the cuts and digests of an entry's chunks."""
+
+
 class LeafEntry:
     """One entry of a leaf. Its chunks are created when `entry` is read: a list of leaves does not need them."""
 
-    __slots__ = ("_entry", "_manifest", "_position")
+    __slots__ = ("_entry", "_position", "_table")
 
-    def __init__(self, manifest: Manifest, position: int) -> None:
-        """Refer to the entry at a position of a manifest."""
-        self._manifest = manifest
+    def __init__(self, table: EntryTable, position: int) -> None:
+        """Refer to the entry at a position of a table."""
+        self._table = table
         self._position = position
         self._entry: Entry | None = None
 
@@ -63,33 +82,33 @@ class LeafEntry:
     def entry(self) -> Entry:
         """The entry, with its chunks."""
         if self._entry is None:
-            self._entry = self._manifest.entry(self._position)
+            self._entry = self._table.entry(self._position)
         return self._entry
 
     @property
     def name(self) -> str:
         """The name of the entry."""
-        return self._manifest.names[self._position]
+        return self._table.names[self._position]
 
     @property
     def size_bytes(self) -> int:
         """The size of the entry."""
-        return self._manifest.find_facts(self._position)[1]
+        return self._table.find_facts(self._position)[1]
 
     @property
     def alias(self) -> int:
         """A number that entries which share memory have in common; 0 for none."""
-        return self._manifest.find_facts(self._position)[2]
+        return self._table.find_facts(self._position)[2]
 
     @property
     def chunks(self) -> ChunkTable:
         """The cuts and digests of its chunks."""
-        return self._manifest.find_chunks(self._position)
+        return self._table.find_chunks(self._position)
 
     @property
     def spec(self) -> Mapping[str, Json]:
         """The spec of the entry; empty if it has none."""
-        spec = self._manifest.find_facts(self._position)[0]
+        spec = self._table.find_facts(self._position)[0]
         return spec if isinstance(spec, dict) else {}
 
     @property
@@ -122,51 +141,51 @@ def is_stored(leaf: Leaf) -> bool:
     return leaf.tag.startswith("@")
 
 
-def parse_leaf(manifest: Manifest, leaf: Leaf) -> Content:
+def parse_leaf(table: EntryTable, leaf: Leaf) -> Content:
     """Return the entries and shells of a stored leaf; raise Corrupt or NewerFormat if it cannot be parsed."""
     content = Content()
-    _parse(manifest, leaf.node, "", leaf.name, content)
+    _parse(table, leaf.node, "", leaf.name, content)
     return content
 
 
-def find_single(manifest: Manifest, node: Json) -> int | None:
+def find_single(table: EntryTable, node: Json) -> int | None:
     """Return the position of the entry if a node is a tensor that has one entry and nothing else; otherwise None."""
     # One look at most leaves; `_parse` says what is wrong with a malformed one.
     if type(node) is list and len(node) == 2 and node[0] == "@tensor":
         position = node[1]
-        return position if type(position) is int and 0 <= position < len(manifest) else None
+        return position if type(position) is int and 0 <= position < len(table) else None
     return None
 
 
-def _parse(manifest: Manifest, node: Json, role: str, name: str, content: Content) -> int:
+def _parse(table: EntryTable, node: Json, role: str, name: str, content: Content) -> int:
     """Add the parts of a node to `content`; return the number of its first entry, or -1."""
     if not isinstance(node, list) or not node or role.count(".") > _MAX_DEPTH or role in content.objects:
         raise _malformed(name)
     tag, rest = node[0], node[1:]
     if (tag in _BLOBS and len(rest) == 1) or (tag == "@tensor" and len(rest) in (1, 2)):
-        if not all(type(number) is int and 0 <= number < len(manifest) for number in rest):
+        if not all(type(number) is int and 0 <= number < len(table) for number in rest):
             raise _malformed(name)
-        content.parts[role] = LeafEntry(manifest, rest[0])
+        content.parts[role] = LeafEntry(table, rest[0])
         content.objects[role] = ("entry", rest[-1])
         return int(rest[0])
     if tag == "@grad" and len(rest) == 2:
-        number = _parse(manifest, rest[0], role, name, content)
-        _parse(manifest, rest[1], join_role(role, GRAD_ROLE), name, content)
+        number = _parse(table, rest[0], role, name, content)
+        _parse(table, rest[1], join_role(role, GRAD_ROLE), name, content)
         return number
     if tag == "@parts" and len(rest) >= 3 and len(rest) % 2:
-        return _parse_parts(manifest, rest, role, name, content)
+        return _parse_parts(table, rest, role, name, content)
     if type(tag) is str and tag.startswith("@") and tag not in (*_BLOBS, "@tensor", "@grad", "@parts"):
         raise NewerFormat(f"{name}: this version does not know leaves of kind {tag[1:40]!r}: upgrade Holdfast")
     raise _malformed(name)
 
 
-def _parse_parts(manifest: Manifest, rest: list[Json], role: str, name: str, content: Content) -> int:
+def _parse_parts(table: EntryTable, rest: list[Json], role: str, name: str, content: Content) -> int:
     kind, meta, first, *children = rest
     if type(kind) is not str or not isinstance(meta, dict) or not (first is None or type(first) is int):
         raise _malformed(name)
     content.shells[role] = Shell(kind, meta)
     numbers = [
-        _parse(manifest, child, join_role(role, str(child_role)), name, content)
+        _parse(table, child, join_role(role, str(child_role)), name, content)
         for child_role, child in zip(children[::2], children[1::2], strict=True)
     ]
     number = next(iter(numbers), -1)
@@ -192,14 +211,14 @@ class Described:
     parts: Mapping[str, LeafEntry]
 
 
-def iter_described(manifest: Manifest, tree: Json) -> Iterator[Described]:
-    """Yield the leaves of a tree, described; their entries are in `manifest`."""
-    return (describe_leaf(manifest, leaf) for leaf in iter_leaves(tree))
+def iter_described(table: EntryTable, tree: Json) -> Iterator[Described]:
+    """Yield the leaves of a tree, described; their entries are in `table`."""
+    return (describe_leaf(table, leaf) for leaf in iter_leaves(tree))
 
 
-def describe_leaf(manifest: Manifest, leaf: Leaf) -> Described:
-    """Describe one leaf; its entries are in `manifest`."""
-    content = parse_leaf(manifest, leaf) if is_stored(leaf) else Content()
+def describe_leaf(table: EntryTable, leaf: Leaf) -> Described:
+    """Describe one leaf; its entries are in `table`."""
+    content = parse_leaf(table, leaf) if is_stored(leaf) else Content()
     return Described(leaf, find_facts(leaf, content), content.parts)
 
 

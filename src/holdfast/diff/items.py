@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from holdfast.diff.facts import parse_shape
 from holdfast.errors import Corrupt
 from holdfast.json_text import Json
 from holdfast.repo.format.entry import Entry
-from holdfast.repo.read.read_ahead import ReadAhead
 
 _LETTERS: Final[Mapping[int, Literal["B", "H", "I", "Q"]]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _PACKED_DTYPES: Final = ("quint4x2", "quint2x4")
@@ -45,16 +44,30 @@ class ItemLayout:
         return self.item_bytes, self.offset, self.flips, tuple(dims)
 
 
+class EntryBytes(Protocol):
+    """Reads the bytes of entries: from a store, or from tensors in memory."""
+
+    @property
+    def limit_bytes(self) -> int:
+        """How many bytes of entries should be announced at a time."""
+
+    def announce(self, entries: Iterable[Entry]) -> None:
+        """Prepare to read these entries next."""
+
+    def read(self, entry: Entry, start: int, stop: int) -> bytearray:
+        """Return the bytes of an entry from `start` to `stop`."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadableEntry:
     """An entry with its layout and a reader for its bytes."""
 
-    reader: ReadAhead
+    reader: EntryBytes
     entry: Entry
     layout: ItemLayout
 
     def read(self, start: int, stop: int) -> bytearray:
-        """Read and verify the bytes from `start` to `stop`."""
+        """Read the bytes from `start` to `stop`; those of a store are verified."""
         return self.reader.read(self.entry, start, stop)
 
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from holdfast.diff.compare import PathKey, SnapshotSide
+from holdfast.diff.compare import PathKey, TreeSide, open_side
 from holdfast.diff.facts import LeafFacts
 from holdfast.diff.items import ReadableEntry, is_filled, is_too_repetitive, iter_tiles, list_chunks
 from holdfast.diff.values import StoredValues, count_repeats, open_values
@@ -58,11 +58,11 @@ def iter_movement(
 ) -> Iterator[MeasuredBytes | PairMovement]:
     """Yield the movement between each two neighbours, and how far the work is; closing it closes all snapshots."""
     squares: dict[_ChunkKey, float] = {}
-    before: SnapshotSide | None = None
+    before: TreeSide | None = None
     with ExitStack() as kept:
         for pair, snapshot in enumerate(snapshots, -1):
             with ExitStack() as opened:
-                after = SnapshotSide(opened.enter_context(Opened(open_snapshot(repo, snapshot))))
+                after = open_side(opened.enter_context(Opened(open_snapshot(repo, snapshot))))
                 if before is not None:
                     yield from _Pair(pair, before, after, squares, find_group).iter_measured()
                 kept.close()  # the snapshot before
@@ -107,8 +107,8 @@ class _Pair:
     """Two snapshots that follow each other; `squares` are those of chunks that were read before."""
 
     number: int
-    before: SnapshotSide
-    after: SnapshotSide
+    before: TreeSide
+    after: TreeSide
     squares: dict[_ChunkKey, float]
     find_group: FindGroup
     sums: dict[str, _Sums] = field(default_factory=dict)
@@ -120,8 +120,7 @@ class _Pair:
         moved = {leaf.group for leaf in leaves if not leaf.is_equal}
         work = [leaf for leaf in leaves if leaf.group in moved]
         total, done = sum(_count_bytes(leaf) for leaf in work), 0
-        limit = self.before.opened.reader.window_bytes // 4
-        for batch in iter_batches(work, _count_bytes, limit):
+        for batch in iter_batches(work, _count_bytes, self.before.ahead.limit_bytes):
             for side in (self.before, self.after):
                 side.ahead.announce(entry for leaf in batch for entry in self._find_announced(leaf, side))
             for leaf in batch:
@@ -151,7 +150,7 @@ class _Pair:
             else:
                 yield found
 
-    def _find_announced(self, leaf: _LeafPair, side: SnapshotSide) -> Sequence[Entry]:
+    def _find_announced(self, leaf: _LeafPair, side: TreeSide) -> Sequence[Entry]:
         """Return the entry of a leaf if most of it will be read."""
         a, b = leaf.before.readable.entry, leaf.after.readable.entry
         if leaf.by_chunk:
@@ -201,7 +200,7 @@ class _Pair:
             yield size_bytes
 
 
-def _open(side: SnapshotSide, key: PathKey) -> StoredValues | None:
+def _open(side: TreeSide, key: PathKey) -> StoredValues | None:
     """Return a leaf that is one tensor of real numbers; None for anything else."""
     content = side.contents.get(key)
     part = content.parts.get("") if content and not content.shells else None

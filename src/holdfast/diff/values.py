@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from holdfast.diff.changes import Change, Diff, Distance
-from holdfast.diff.compare import SnapshotSide, find_key
+from holdfast.diff.compare import TreeSide, find_key, open_side
 from holdfast.diff.facts import LeafEntry
 from holdfast.diff.items import ItemLayout, ReadableEntry, Tile, find_layout, is_too_repetitive, iter_tiles
 from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.read.reader import open_snapshot
 from holdfast.snapshot.load.batches import iter_batches
 from holdfast.snapshot.load.opened import Opened
@@ -69,33 +70,33 @@ def iter_measured(repo: Repository, diff: Diff) -> Iterator[Change]:
     if not any(_is_measurable(change) for change in diff.changes):
         yield from diff.changes
         return
+    assert isinstance(diff.b, CommittedSnapshot), "`compare_with_tree` measures the changes to a tree in memory"
     with Opened(open_snapshot(repo, diff.a)) as before, Opened(open_snapshot(repo, diff.b)) as after:
-        yield from _iter_measured(diff.changes, SnapshotSide(before), SnapshotSide(after))
+        yield from measure_changes(diff.changes, open_side(before), open_side(after))
 
 
 def _is_measurable(change: Change) -> bool:
     return change.kind == "changed" and any(aspect.what in _MEASURED for aspect in change.aspects)
 
 
-def _iter_measured(changes: Sequence[Change], before: SnapshotSide, after: SnapshotSide) -> Iterator[Change]:
+def measure_changes(changes: Sequence[Change], before: TreeSide, after: TreeSide) -> Iterator[Change]:
     """Yield the changes with their distances; entries of several changes are read together."""
-    limit = before.opened.reader.window_bytes // 4
-    for batch in iter_batches(changes, lambda change: _count_bytes(change, before), limit):
+    for batch in iter_batches(changes, lambda change: _count_bytes(change, before), before.ahead.limit_bytes):
         for side in (before, after):
             side.ahead.announce(part.entry for change in batch for part in _find_parts(change, side).values())
         yield from (_measure_change(change, before, after) for change in batch)
 
 
-def _find_parts(change: Change, side: SnapshotSide) -> Mapping[str, LeafEntry]:
+def _find_parts(change: Change, side: TreeSide) -> Mapping[str, LeafEntry]:
     content = side.find_content(find_key(change.path)) if _is_measurable(change) else None
     return content.parts if content else {}
 
 
-def _count_bytes(change: Change, side: SnapshotSide) -> int:
+def _count_bytes(change: Change, side: TreeSide) -> int:
     return sum(part.size_bytes for part in _find_parts(change, side).values())
 
 
-def _measure_change(change: Change, before: SnapshotSide, after: SnapshotSide) -> Change:
+def _measure_change(change: Change, before: TreeSide, after: TreeSide) -> Change:
     if not _is_measurable(change):
         return change
     ours, theirs = (_find_parts(change, side) for side in (before, after))
@@ -107,7 +108,7 @@ def _measure_change(change: Change, before: SnapshotSide, after: SnapshotSide) -
     return replace(change, distances=tuple(found))
 
 
-def _measure_part(before: tuple[SnapshotSide, LeafEntry], after: tuple[SnapshotSide, LeafEntry]) -> Distance | None:
+def _measure_part(before: tuple[TreeSide, LeafEntry], after: tuple[TreeSide, LeafEntry]) -> Distance | None:
     a, b = (open_values(*each) for each in (before, after))
     if a is None or b is None or a.shape != b.shape:
         return None
@@ -166,7 +167,7 @@ class StoredValues:
         return view_items(memory, layout.item_bytes, tile.shape, layout.stride, 0).contiguous()
 
 
-def open_values(side: SnapshotSide, part: LeafEntry) -> StoredValues | None:
+def open_values(side: TreeSide, part: LeafEntry) -> StoredValues | None:
     """Return a tensor or an array of a snapshot, to be read in blocks; None for anything else."""
     entry = part.entry
     readable = ReadableEntry(side.ahead, entry, find_layout(entry))
@@ -175,7 +176,7 @@ def open_values(side: SnapshotSide, part: LeafEntry) -> StoredValues | None:
         return StoredValues(readable, readable.layout.shape, _ARRAY_DTYPES.get(dtype, dtype))
     if part.kind != "tensor":
         return None
-    spec = decode_spec(entry.spec, size_bytes=entry.size_bytes, what=f"{side.opened.name!r}, {entry.name}")
+    spec = decode_spec(entry.spec, size_bytes=entry.size_bytes, what=f"{side.name!r}, {entry.name}")
     return None if spec.meta else StoredValues(readable, spec.shape, spec.dtype, spec)
 
 

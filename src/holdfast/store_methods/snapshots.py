@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.query.bisect import Bisection
@@ -78,13 +78,25 @@ class SnapshotMethods(OpenStore):
         """
         return self._views.bisect(prefix, test)
 
-    def diff(self, a: str | Snapshot, b: str | Snapshot, *, values: bool = False) -> Diff:
-        """Return what was added, removed and changed from `a` to `b`; with `values`, by how much tensors differ."""
-        from holdfast.diff.compare import compare
-        from holdfast.diff.values import measure
+    def diff(
+        self, a: str | Snapshot, b: object, *, values: bool = False, only: str | Sequence[str] | None = None
+    ) -> Diff:
+        """Return what was added, removed and changed from `a` to `b`; with `values`, by how much tensors differ.
 
-        found = compare(self.repository, self._views.open_here(a).record, self._views.open_here(b).record)
-        return measure(self.repository, found) if values else found
+        `b` is a snapshot, or a tree in memory, such as `save` takes. Of such a tree, tensors on a GPU are hashed there,
+        and those that are equal are not copied to the host. `only`: patterns of leaf names, such as "model.*".
+        """
+        from holdfast.diff.compare import compare
+        from holdfast.diff.live import compare_with_tree
+        from holdfast.diff.values import measure
+        from holdfast.snapshot.view.lazy import Snapshot
+
+        repo, before = self.repository, self._views.open_here(a).record
+        patterns = (only,) if isinstance(only, str) else tuple(only or ())
+        if not isinstance(b, str | Snapshot):
+            return compare_with_tree(repo, before, b, types=self._types, only=patterns, values=values)
+        found = compare(repo, before, self._views.open_here(b).record, only=patterns)
+        return measure(repo, found) if values else found
 
     def delete(self, name: str) -> None:
         """Delete a snapshot. `gc` then frees the bytes that no other snapshot uses. Raises NotFound."""

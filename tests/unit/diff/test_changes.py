@@ -40,7 +40,7 @@ def test_the_card_lists_every_change_and_escapes_names() -> None:
 def test_the_card_of_equal_snapshots_says_so() -> None:
     store = make_store()
 
-    assert "The snapshots are equal." in store.diff("a", "a")._repr_html_()
+    assert "Nothing differs." in store.diff("a", "a")._repr_html_()
 
 
 def test_an_aspect_of_a_part_names_the_part() -> None:

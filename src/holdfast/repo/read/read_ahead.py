@@ -16,7 +16,8 @@ class ReadAhead:
 
     def __init__(self, reader: SnapshotReader) -> None:
         self._reader = reader
-        self._limit_bytes = reader.window_bytes // 4
+        self.limit_bytes = reader.window_bytes // 4
+        """How much it keeps at a time."""
         self._held: dict[str, memoryview] = {}
         self._entry_name = ""
         self._start = 0
@@ -25,12 +26,12 @@ class ReadAhead:
     def announce(self, entries: Iterable[Entry]) -> None:
         """Read entries that will be needed next, with few requests; those that were announced before are dropped.
 
-        Only as many as fit into a quarter of the reader's window are read, so that memory stays bounded.
+        Only as many as fit into `limit_bytes` are read, so that memory stays bounded.
         """
         self._held = {}
         if not self._reader.is_distant:
             return
-        left, chosen = self._limit_bytes, []
+        left, chosen = self.limit_bytes, []
         for entry in entries:
             if entry.size_bytes <= left:
                 left -= entry.size_bytes
@@ -54,7 +55,7 @@ class ReadAhead:
         return data
 
     def _read_window(self, entry: Entry, start: int, stop: int) -> None:
-        size_bytes = max(stop - start, min(self._limit_bytes, entry.size_bytes - start))
+        size_bytes = max(stop - start, min(self.limit_bytes, entry.size_bytes - start))
         self._window = memoryview(b"")  # freed before the next one is allocated
         window = memoryview(bytearray(size_bytes))
         self._reader.read_into(entry, start, window)

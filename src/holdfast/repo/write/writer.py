@@ -218,6 +218,17 @@ def make_hasher(repo: Repository, compression: Compression = "default") -> Itera
         )
 
 
+def hash_request(repo: Repository, request: Request) -> Sequence[Entry]:
+    """Return the entries that a save of this request would store; their chunks have digests, and no locations.
+
+    Nothing is written. The data must not change until this returns.
+    """
+    request, refs = _verify_request(request), ChunkRows()
+    with make_hasher(repo) as hasher:
+        refs.extend(hasher.iter_digests(SourceChunks(request.sources, request.runs, request.repeats, request.digests)))
+    return _build_entries(request, refs)
+
+
 class _Saving:
     """One save in progress, on one of its ranks."""
 

@@ -77,16 +77,19 @@ def make_leaves(tree: object, options: SaveOptions, types: Types) -> Leaves:
         return Leaves(spec, leaves.make_sources(), leaves.local_leaves, leaves.per_rank_entries, per_rank_names)
 
 
-def make_request(name: str, tree: object, options: SaveOptions, types: Types) -> Request:
-    """Return the request that saves a tree from one process; reads no tensor yet."""
-    leaves = make_leaves(tree, options, types)
+def verify_whole(leaves: Leaves, advice: str) -> None:
+    """Raise Unsupported if this process has only a part of a tensor."""
     for number in leaves.local_leaves:
         source = leaves.sources[number]
         if isinstance(source, ShardSource) and not source.is_whole:
-            raise Unsupported(
-                f"{source.name}: this process has {source.size_bytes} of {source.whole_bytes} bytes of it;"
-                " save on all ranks together, with torch.distributed initialised and without collective=False"
-            )
+            has = f"this process has {source.size_bytes} of {source.whole_bytes} bytes of it"
+            raise Unsupported(f"{source.name}: {has}; {advice}")
+
+
+def make_request(name: str, tree: object, options: SaveOptions, types: Types) -> Request:
+    """Return the request that saves a tree from one process; reads no tensor yet."""
+    leaves = make_leaves(tree, options, types)
+    verify_whole(leaves, "save on all ranks together, with torch.distributed initialised and without collective=False")
     return Request(
         name,
         leaves.sources,
