@@ -17,7 +17,8 @@ class HistoryEntry:
     snapshot: CommittedSnapshot
     lineage: Lineage
     parents: tuple[str, ...]
-    """Names of the snapshots that it was saved from and that still have that content."""
+    """Names of the snapshots that it was saved from and that still have that content; if none is left, of those that
+    its process began from."""
     lost: tuple[str, ...]
     """Names of others that it was saved from: deleted or overwritten since."""
 
@@ -43,6 +44,10 @@ def _make_entry(snapshot: CommittedSnapshot, by_name: Mapping[str, CommittedSnap
     origins = lineage.loaded or ((LoadedSnapshot(lineage.previous),) if lineage.previous else ())
     is_kept = {origin.name: _is_kept(origin, snapshot, by_name.get(origin.name)) for origin in origins}
     parents = tuple(name for name, kept in is_kept.items() if kept)
+    if not parents:
+        # The first saves of a run are often deleted; then the next one continues what they began from.
+        found = (origin.name for origin in lineage.began if _is_kept(origin, snapshot, by_name.get(origin.name)))
+        parents = tuple(found)
     return HistoryEntry(snapshot, lineage, parents, tuple(name for name, kept in is_kept.items() if not kept))
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from holdfast.json_text import Json
 from holdfast.repo.format.layout import split_prefix
@@ -40,6 +40,9 @@ class Lineage:
     """Snapshots that the process loaded after its save before this one."""
     previous: str = ""
     """The snapshot that the process saved before, under the same prefix; empty if this was the first."""
+    began: tuple[LoadedSnapshot, ...] = ()
+    """What the process had loaded before its first save under this prefix, or since. Every later save repeats it: the
+    first ones are often deleted soon."""
 
 
 class LineageLog:
@@ -50,7 +53,7 @@ class LineageLog:
         self._lock = threading.Lock()
         self._now = 0
         self._loads: deque[tuple[int, LoadedSnapshot]] = deque(maxlen=_MAX_LOADS)
-        self._saves: OrderedDict[str, tuple[int, str]] = OrderedDict()
+        self._saves: OrderedDict[str, _LastSave] = OrderedDict()
 
     def note_loaded(self, snapshot: CommittedSnapshot) -> None:
         """Note that a snapshot was loaded."""
@@ -75,24 +78,45 @@ class LineageLog:
 
     def note_saved(self, name: str) -> None:
         """Note that a snapshot was saved, or that its save has begun."""
+        prefix = split_prefix(name)
         with self._lock:
             self._now += 1
-            self._saves[split_prefix(name)] = (self._now, name)
-            self._saves.move_to_end(split_prefix(name))
+            before = self._saves.get(prefix, _LastSave())
+            self._saves[prefix] = _LastSave(self._now, name, self._list_loads(before) or before.began)
+            self._saves.move_to_end(prefix)
             while len(self._saves) > _MAX_SERIES:
                 self._saves.popitem(last=False)
 
     def describe(self, name: str) -> dict[str, Json]:
         """Return the lineage of a snapshot that is about to be saved, as part of an environment."""
         with self._lock:
-            saved, previous = self._saves.get(split_prefix(name), (0, ""))
-            loaded = [origin for number, origin in self._loads if number > saved]
+            last = self._saves.get(split_prefix(name), _LastSave())
+            loaded = self._list_loads(last)
         fields: dict[str, Json] = {}
         if loaded:
-            fields["loaded"] = [{"name": origin.name, "digest": origin.digest_hex} for origin in loaded]
-        if previous and previous != name:
-            fields["previous"] = previous
+            fields["loaded"] = _describe_origins(loaded)
+        if last.name and last.name != name:
+            fields["previous"] = last.name
+        if last.began and not loaded:
+            fields["began"] = _describe_origins(last.began)
         return {LINEAGE: fields} if fields else {}
+
+    def _list_loads(self, last: _LastSave) -> tuple[LoadedSnapshot, ...]:
+        """Return what was loaded since a save."""
+        return tuple(origin for number, origin in self._loads if number > last.number)
+
+
+class _LastSave(NamedTuple):
+    """The last save under a prefix."""
+
+    number: int = 0
+    """Its place in the order of all loads and saves."""
+    name: str = ""
+    began: tuple[LoadedSnapshot, ...] = ()
+
+
+def _describe_origins(origins: Sequence[LoadedSnapshot]) -> Json:
+    return [{"name": origin.name, "digest": origin.digest_hex} for origin in origins]
 
 
 def parse_lineage(environment: Mapping[str, Json]) -> Lineage:
@@ -100,9 +124,14 @@ def parse_lineage(environment: Mapping[str, Json]) -> Lineage:
     fields = environment.get(LINEAGE)
     if not isinstance(fields, dict):
         return Lineage()
-    loaded, previous = fields.get("loaded"), fields.get("previous")
-    origins = [_parse_origin(each) for each in loaded[:_MAX_LOADS]] if isinstance(loaded, list) else []
-    return Lineage(tuple(each for each in origins if each), previous if isinstance(previous, str) else "")
+    previous = fields.get("previous")
+    text = previous if isinstance(previous, str) else ""
+    return Lineage(_parse_origins(fields.get("loaded")), text, _parse_origins(fields.get("began")))
+
+
+def _parse_origins(value: Json) -> tuple[LoadedSnapshot, ...]:
+    origins = [_parse_origin(each) for each in value[:_MAX_LOADS]] if isinstance(value, list) else []
+    return tuple(each for each in origins if each)
 
 
 def _parse_origin(value: Json) -> LoadedSnapshot | None:

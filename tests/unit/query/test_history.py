@@ -11,9 +11,12 @@ from holdfast.repo.names.snapshots import CommittedSnapshot
 from tests.kit.committed import make_committed
 
 
-def make(name: str, time_s: float, *, loaded: Sequence[str] = (), previous: str = "") -> CommittedSnapshot:
+def make(
+    name: str, time_s: float, *, loaded: Sequence[str] = (), previous: str = "", began: Sequence[str] = ()
+) -> CommittedSnapshot:
     lineage: dict[str, Json] = {"previous": previous} if previous else {}
-    lineage["loaded"] = [{"name": each, "digest": make_committed(each).digest.hex()} for each in loaded]
+    for field, names in (("loaded", loaded), ("began", began)):
+        lineage[field] = [{"name": each, "digest": make_committed(each).digest.hex()} for each in names]
     return make_committed(name, environment={LINEAGE: lineage}, time_s=time_s)
 
 
@@ -52,6 +55,22 @@ def test_a_parent_that_is_gone_or_has_other_content_is_lost() -> None:
         "y": ((), ("run/1",)),
         "z": ((), ("z",)),
     }
+
+
+def test_a_run_whose_first_snapshots_are_gone_continues_what_it_began_from() -> None:
+    base = make("base", 1)
+    left, next_one = (
+        make("run/2", 3, previous="run/1", began=["base"]),
+        make("run/3", 4, previous="run/2", began=["base"]),
+    )
+
+    found = make_history([base, left, next_one])
+
+    assert [(entry.snapshot.name, entry.parents, entry.lost) for entry in found] == [
+        ("run/3", ("run/2",), ()),
+        ("run/2", ("base",), ("run/1",)),
+        ("base", (), ()),
+    ]
 
 
 def test_ancestors_are_followed_to_the_end_even_in_a_circle() -> None:

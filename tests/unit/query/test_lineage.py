@@ -47,8 +47,21 @@ def test_what_was_loaded_counts_until_the_next_save_of_that_prefix() -> None:
 
     assert read(log, "run/1") == Lineage(loaded("lora", "base"))
     log.note_saved("run/1")
-    assert read(log, "run/2") == Lineage(previous="run/1")
+    assert read(log, "run/2") == Lineage(previous="run/1", began=loaded("lora", "base"))
     assert read(log, "ema/1") == Lineage(loaded("lora", "base"))
+
+
+def test_what_a_run_began_from_is_repeated_until_something_else_is_loaded() -> None:
+    log = LineageLog()
+    log.note_loaded(make_committed("base"))
+    for name in ("run/1", "run/2"):
+        log.note_saved(name)
+    assert read(log, "run/3").began == loaded("base")
+
+    log.note_loaded(make_committed("run/1"))
+    assert read(log, "run/3") == Lineage(loaded("run/1"), previous="run/2")
+    log.note_saved("run/3")
+    assert read(log, "run/4").began == loaded("run/1")
 
 
 def test_the_log_of_a_long_process_is_bounded() -> None:
@@ -100,7 +113,7 @@ def test_saves_and_loads_of_a_store_are_recorded(tmp_path: Path) -> None:
         "run/1": Lineage(),
         "run/2": Lineage(previous="run/1"),
         "run/3": Lineage((LoadedSnapshot("run/1", digests["run/1"]),)),
-        "run/4": Lineage(previous="run/3"),
+        "run/4": Lineage(previous="run/3", began=(LoadedSnapshot("run/1", digests["run/1"]),)),
         "soup": Lineage(tuple(LoadedSnapshot(name, digests[name]) for name in ("run/1", "run/2"))),
     }
 
@@ -117,7 +130,7 @@ def test_a_manager_that_resumes_is_recorded(tmp_path: Path) -> None:
     found = {each.name: parse_lineage(each.environment) for each in holdfast.open(tmp_path / "s").snapshots()}
 
     assert [each.name for each in found["run/step-3"].loaded] == ["run/step-2"]
-    assert found["run/step-4"] == Lineage(previous="run/step-3")
+    assert found["run/step-4"] == Lineage(previous="run/step-3", began=found["run/step-3"].loaded)
 
 
 def test_without_an_environment_nothing_is_recorded(tmp_path: Path) -> None:
