@@ -204,6 +204,7 @@ class Browser:
             "Escape": 27,
             "ArrowDown": 40,
             "ArrowUp": 38,
+            "ArrowLeft": 37,
             "ArrowRight": 39,
             "End": 35,
             "Tab": 9,

@@ -26,6 +26,7 @@ _OWN: Final = (
     "errors.js",
     "grid.js",
     "health.js",
+    "lineage.js",
     "main.js",
     "movement.js",
     "pairs.js",

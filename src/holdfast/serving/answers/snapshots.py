@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,6 +16,7 @@ from holdfast.query.facts import MISSING, Facts, is_finite
 from holdfast.query.globs import Glob, is_glob
 from holdfast.query.lineage import parse_lineage
 from holdfast.query.select import Query, parse_query, select
+from holdfast.repo.format.layout import split_prefix
 from holdfast.repo.format.rank_manifests import Manifests, read_manifests
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
@@ -26,6 +27,8 @@ MAX_PAGE: Final = 500
 MAX_POINTS: Final = 20_000
 """Snapshots in the columns for charts; of more, the newest."""
 MAX_METRICS: Final = 24
+MAX_LOADS: Final = 2000
+"""Loads before saves that are listed; of more, the newest."""
 _EXPRESSION: Final = re.compile(r"[<>=~]|\bin\s*\(|\b(?:like|not)\s|\sexists\b")
 
 
@@ -113,7 +116,7 @@ def find_metrics(facts: Iterable[Facts]) -> list[str]:
 
 
 def describe_series(state: StoreState, found: Sequence[Facts]) -> dict[str, Json]:
-    """Return the chosen snapshots as columns, oldest first: names, times, steps, sizes, and each number."""
+    """Return the chosen snapshots as columns, oldest first: names, times, steps, sizes, each number, and lineage."""
     shown = sorted(found, key=lambda each: each.snapshot.time_s)[-MAX_POINTS:]
     numbers = [dict(_iter_numbers(each)) for each in shown]
     return {
@@ -125,7 +128,25 @@ def describe_series(state: StoreState, found: Sequence[Facts]) -> dict[str, Json
         "logical_bytes": [each.snapshot.logical_bytes for each in shown],
         "tags": {each.snapshot.name: list(each.tags) for each in shown if each.tags},
         "numbers": {name: [_plot(row.get(name)) for row in numbers] for name in find_metrics(found)},
+        "loads": list(_iter_loads(shown))[-MAX_LOADS:],
     }
+
+
+def _iter_loads(shown: Sequence[Facts]) -> Iterator[Json]:
+    """Yield a pair for each load that came before a save: the position of the saved one, and the name of the loaded.
+
+    If the first saves of a run were deleted, the first one that is left stands for them.
+    """
+    names = {each.snapshot.name for each in shown}
+    seen: set[tuple[str, str]] = set()
+    for position, each in enumerate(shown):
+        lineage = parse_lineage(each.snapshot.environment)
+        origins = lineage.loaded or (() if lineage.previous in names else lineage.began)
+        for origin in origins:
+            pair = (split_prefix(each.snapshot.name), origin.name)
+            if lineage.loaded or pair not in seen:
+                yield [position, origin.name]
+            seen.add(pair)
 
 
 def _plot(value: Json) -> Json:

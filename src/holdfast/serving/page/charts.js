@@ -41,23 +41,17 @@ export function drawLines(host, spec) {
     host.replaceChildren(el("p", { class: "muted" }, "No snapshot here has this number."));
     return;
   }
-  let [x0, x1] = ends(points.map((point) => point.x)), [y0, y1] = ends(points.map((point) => point.y));
-  if (x0 === x1) [x0, x1] = [x0 - 0.5, x1 + 0.5];
+  const scale = makeScale(points.map((point) => point.x), EDGE.left, width - EDGE.right), { x } = scale;
+  let [y0, y1] = ends(points.map((point) => point.y));
   const pad = (y1 - y0) * 0.06 || Math.abs(y0) * 0.1 || 0.5;
   [y0, y1] = [y0 >= 0 ? Math.max(0, y0 - pad) : y0 - pad, y1 + pad];
-  const x = (value) => EDGE.left + ((width - EDGE.left - EDGE.right) * (value - x0)) / (x1 - x0);
   const y = (value) => HEIGHT - EDGE.bottom - ((HEIGHT - EDGE.top - EDGE.bottom) * (value - y0)) / (y1 - y0);
   const picture = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", tabindex: "0", "aria-label": spec.label });
   for (const tick of niceTicks(y0, y1, 6)) {
     picture.append(svg("line", { class: "rule", x1: EDGE.left, x2: width - EDGE.right, y1: y(tick), y2: y(tick) }));
     picture.append(svg("text", { x: EDGE.left - 8, y: y(tick) + 4, "text-anchor": "end" }, spec.showY(tick)));
   }
-  const bottom = HEIGHT - EDGE.bottom;
-  picture.append(svg("line", { class: "axis", x1: EDGE.left, x2: width - EDGE.right, y1: bottom, y2: bottom }));
-  for (const tick of niceTicks(x0, x1, Math.max(2, Math.floor(width / (spec.xWidth || 90))))) {
-    picture.append(svg("text", { x: x(tick), y: bottom + 16, "text-anchor": "middle" }, spec.showX(tick)));
-  }
-  picture.append(svg("text", { x: width - EDGE.right, y: HEIGHT - 8, "text-anchor": "end" }, spec.xName));
+  drawSteps(picture, { ...spec, scale, left: EDGE.left, right: width - EDGE.right, bottom: HEIGHT - EDGE.bottom, height: HEIGHT });
   const series = spec.series.map((one, at) => ({ ...one, css: "p-" + (at % 6), isLine: true }));
   for (const one of series) {
     const path = thin(one.points.map((point) => [x(point.x), y(point.y)]), width);
@@ -66,6 +60,23 @@ export function drawLines(host, spec) {
   }
   addCursor(picture, points.map((point) => ({ ...point, left: x(point.x), top: y(point.y) })), spec);
   host.replaceChildren(picture, series.length > 1 ? drawKey(series) : "");
+}
+
+// Returns the ends of some values, and where each is between two places.
+export function makeScale(values, left, right) {
+  let [low, high] = ends(values);
+  if (low === high) [low, high] = [low - 0.5, high + 0.5];
+  return { low, high, x: (value) => left + ((right - left) * (value - low)) / (high - low) };
+}
+
+// Draws the axis of steps or times. spec: scale, left, right, bottom, height, xName, xWidth, showX(x).
+export function drawSteps(picture, spec) {
+  const { scale, left, right, bottom } = spec;
+  picture.append(svg("line", { class: "axis", x1: left, x2: right, y1: bottom, y2: bottom }));
+  for (const tick of niceTicks(scale.low, scale.high, Math.max(2, Math.floor((right + EDGE.right) / (spec.xWidth || 90))))) {
+    picture.append(svg("text", { x: scale.x(tick), y: bottom + 16, "text-anchor": "middle" }, spec.showX(tick)));
+  }
+  picture.append(svg("text", { x: right, y: spec.height - 8, "text-anchor": "end" }, spec.xName));
 }
 
 export function ends(values) {

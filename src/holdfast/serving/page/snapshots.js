@@ -4,6 +4,7 @@ import { bytes, drawLines, sparkline, when } from "./charts.js";
 import { clean, count, el, numeral, short } from "./elements.js";
 import { showError } from "./errors.js";
 import { Grid } from "./grid.js";
+import { drawLineage, seriesOf } from "./lineage.js";
 import { address, go, note } from "./router.js";
 
 const SHOWN_METRICS = 4, MAX_SERIES = 12;
@@ -29,6 +30,7 @@ class SnapshotsView {
     this.status = el("span", { class: "muted", id: "shown", role: "status", "aria-live": "polite" });
     this.strip = el("div", { class: "metrics", role: "group", "aria-label": "Numbers; press one to plot it" });
     this.plot = el("div", { class: "plot", id: "timeline" });
+    this.lineage = el("section", { class: "card", id: "lineage", hidden: true, "aria-labelledby": "lineage-title" });
     this.error = el("div");
     this.choice = el("div", { class: "bar", id: "picked" });
     this.movement = el("a", { class: "button", id: "movement" }, "How far each layer moves");
@@ -38,6 +40,7 @@ class SnapshotsView {
         el("div", { class: "bar filters" }, el("h1", { id: "snapshots-title", class: "small" }, "Snapshots"), el("label", { class: "search" }, el("span", { class: "hidden" }, "Filter"), this.box), this.status),
         el("p", { class: "muted help", id: "filter-help" }, "A part of a name, a glob, or a condition on step, age, size, tag, metrics and metadata. Press / to type here."),
         this.error, this.strip, this.drawChoices(), this.plot),
+      this.lineage,
       el("section", { class: "card", "aria-label": "Table of snapshots" }, this.choice, this.table));
     this.grid = new Grid(this.table, {
       label: "Snapshots", columns: this.makeColumns(), sort: parameters.sort || "-created",
@@ -195,11 +198,13 @@ class SnapshotsView {
   draw() {
     if (!this.series || !this.series.names.length || !this.plot.clientWidth) {
       this.plot.replaceChildren();
+      this.lineage.hidden = true;
       return;
     }
     const found = this.series, isSize = this.chosen === SIZE;
     const values = isSize ? found.logical_bytes : found.numbers[this.chosen];
     const byTime = this.by === "time" || !found.step.some((step) => step !== null);
+    const showX = byTime ? when : (x) => count(x);
     const groups = new Map();
     values.forEach((y, at) => {
       const x = byTime ? found.time_s[at] : found.step[at];
@@ -208,21 +213,18 @@ class SnapshotsView {
       if (!groups.has(series)) groups.set(series, []);
       groups.get(series).push({ x, y, name });
     });
-    const series = [...groups].map(([name, points]) => ({ name: clean(name), points: points.sort((p, q) => p.x - q.x) }));
+    const series = [...groups].map(([key, points]) => ({ key, name: clean(key), points: points.sort((p, q) => p.x - q.x) }));
     series.sort((p, q) => q.points.length - p.points.length);
     const show = isSize ? bytes : short;
     drawLines(this.plot, {
       label: `${clean(this.chosen)} of ${count(values.length)} snapshots, over ${byTime ? "time" : "steps"}`,
       xName: byTime ? "saved" : "step", series: series.length > MAX_SERIES ? joinRest(series) : series,
-      xWidth: byTime ? 160 : 90, showX: byTime ? when : (x) => count(x), showY: show,
+      xWidth: byTime ? 160 : 90, showX, showY: show,
       describe: (point) => [clean(point.name), `${clean(this.chosen)} ${show(point.y)}`, byTime ? when(point.x) : "step " + count(point.x)],
       choose: (point) => go("snapshot", { name: point.name }),
     });
+    drawLineage(this.lineage, { found, byTime, showX, order: series.map((one) => one.key) });
   }
-}
-
-function seriesOf(name) {
-  return name.slice(0, name.lastIndexOf("/") + 1) || name;
 }
 
 // Beyond a dozen series, single snapshots are drawn as one series of points.

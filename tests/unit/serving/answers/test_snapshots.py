@@ -8,6 +8,8 @@ import pytest
 
 from holdfast.errors import NotFound
 from holdfast.objects.memory import MemoryStore
+from holdfast.query.lineage import LineageLog
+from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
 from holdfast.serving.answers import snapshots
 from holdfast.serving.answers.snapshots import (
     choose,
@@ -73,6 +75,24 @@ def test_columns_have_gaps_where_there_is_no_number(monkeypatch: pytest.MonkeyPa
     by_name = dict(zip(found["names"], found["numbers"]["loss"], strict=True))
     assert by_name == {"a/step-1": 1.0, "a/step-2": None, "b=1/x": None, "in/place": 3}
     assert (cut["total"], len(cut["names"])) == (4, 2)
+
+
+def test_loads_before_saves_are_pairs_and_what_is_left_of_a_run_stands_for_its_first_snapshots() -> None:
+    repo = new_repo(MemoryStore())
+    log = LineageLog()
+    for at, name in enumerate(("base/1", "run/1", "run/2", "run/3", "run/4", "run/5")):
+        save_bytes(repo, name, {"x": bytes([at])}, environment=log.describe(name))
+        log.note_saved(name)
+        if name == "base/1":
+            log.note_loaded(read_snapshot(repo.store, name))
+    for gone in ("run/1", "run/3"):
+        delete_snapshot(repo.store, gone)
+    state = WatchedListing(repo).read()
+
+    found = describe_series(state, state.facts)
+
+    (load,) = found["loads"]
+    assert (found["names"][load[0]], load[1]) == ("run/2", "base/1")
 
 
 def test_a_name_wins_over_a_tag_and_nobody_is_not_found() -> None:
