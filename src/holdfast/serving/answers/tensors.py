@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from holdfast.capture.stored.events import Stats
 from holdfast.capture.stored.statistics import StatsTally
 from holdfast.errors import BadName, NotFound, TooLarge
 from holdfast.json_text import Json
@@ -57,7 +58,7 @@ def convert(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     if tensor.is_complex():
         tensor = tensor.abs()
     try:
-        if tensor.dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
+        if not tensor.dtype.is_floating_point:
             return tensor.resolve_neg().numpy()
         return tensor.resolve_neg().to(torch.float64).numpy()
     except (RuntimeError, NotImplementedError, TypeError) as error:
@@ -119,28 +120,61 @@ def iter_boxes(shape: Sequence[int], limit: int) -> Iterator[Index]:
             yield (*outer, slice(start, min(start + step, shape[dim - 1])))
 
 
+class SpreadTally:
+    """Accumulates the standard deviation of values, block by block.
+
+    The sum of squares would not do: if the values are large and differ by little, it loses the difference.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._origin = self._mean = self._squares = 0.0
+
+    def add(self, values: np.ndarray[Any, Any]) -> None:
+        """Add values; all must be finite."""
+        if not values.size:
+            return
+        if not self._count:
+            self._origin = float(values[0])
+        # Distances from one of the values have more digits than values that are all large.
+        values = values - self._origin
+        mean = float(values.mean())
+        deviations = values - mean
+        total = self._count + values.size
+        gap = mean - self._mean
+        self._squares += float(np.dot(deviations, deviations)) + gap * self._count * values.size / total * gap
+        self._mean += gap * values.size / total
+        self._count = total
+
+    def finish(self) -> float:
+        """Return the standard deviation of all values; NaN if there are none, or if a sum is too large for a float."""
+        return math.sqrt(self._squares / self._count) if self._count else math.nan
+
+
 def iter_summary(tensor: OpenTensor) -> Iterator[Json]:
     """Yield the statistics of a tensor several times a second while it is read; the last one is complete."""
-    tally, histogram = StatsTally(), GrowingHistogram()
+    tally, spread, histogram = StatsTally(), SpreadTally(), GrowingHistogram()
     total, done, reported_s = math.prod(tensor.shape), 0, time.monotonic()
     for box in iter_boxes(tensor.shape, _BLOCK_ITEMS):
         block = tensor.read(box)
         finite = tally.add(block.reshape(-1)).astype(np.float64, copy=False)
-        tally.add_sums(float(finite.sum()), float(np.dot(finite, finite)))
+        with np.errstate(over="ignore", invalid="ignore"):  # sums of values such as 1e308 become infinite
+            tally.add_sums(float(finite.sum()), float(np.dot(finite, finite)))
+            spread.add(finite)
         histogram.add(finite)
         done += block.size
         if done < total and time.monotonic() - reported_s > _REPORT_S:
             reported_s = time.monotonic()
-            yield _describe_summary(tensor, tally, histogram, done)
-    yield _describe_summary(tensor, tally, histogram, total)
+            yield _describe_summary(tensor, tally.finish(), spread, histogram, done)
+    yield _describe_summary(tensor, tally.finish(), spread, histogram, total)
 
 
-def _describe_summary(tensor: OpenTensor, tally: StatsTally, histogram: GrowingHistogram, done: int) -> dict[str, Json]:
-    stats = tally.finish()
+def _describe_summary(
+    tensor: OpenTensor, stats: Stats, spread: SpreadTally, histogram: GrowingHistogram, done: int
+) -> dict[str, Json]:
     low, high, counts = histogram.read()
     numbers = {"min": stats.minimum, "max": stats.maximum, "mean": stats.mean, "norm": stats.norm}
-    spread = stats.norm**2 / tally.finite - stats.mean**2 if tally.finite else math.nan
-    numbers["std"] = math.sqrt(max(spread, 0.0)) if not math.isnan(spread) else math.nan
+    numbers["std"] = 0.0 if stats.minimum == stats.maximum else spread.finish()
     known = {name: None if math.isnan(value) else describe_number(value) for name, value in numbers.items()}
     return {
         **known,
@@ -201,7 +235,7 @@ def _parse_part(text: str, size: int) -> int | slice:
 
 
 def read_heat(tensor: OpenTensor, text: str) -> dict[str, Json]:
-    """Read a 2-D slice as a grid of at most 160 x 160 cells, each the mean of its finite values.
+    """Read a 2-D slice as a grid of at most 160 x 160 cells, each the mean of its finite values, or None.
 
     `text` is an index that leaves one or two dims; the last two, if there are more. Of a slice with more than 32 Mi
     values, rows at equal distances are read.
@@ -232,7 +266,7 @@ def read_heat(tensor: OpenTensor, text: str) -> dict[str, Json]:
         "rows": [rows.start, rows.stop],
         "columns": [columns.start, columns.stop],
         "stride": stride,
-        "cells": [[None if math.isnan(cell) else cell for cell in line] for line in cells.tolist()],
+        "cells": [[cell if math.isfinite(cell) else None for cell in line] for line in cells.tolist()],
     }
 
 

@@ -12,6 +12,7 @@ import torch
 
 import holdfast
 from holdfast.errors import BadName, NotFound, TooLarge
+from holdfast.serving.answer import encode_json
 from holdfast.serving.answers import tensors
 from holdfast.serving.answers.tensors import (
     OpenTensor,
@@ -164,3 +165,45 @@ def test_what_is_no_tensor_or_too_large_is_refused(
     monkeypatch.setattr(tensors, "_WHOLE_BYTES", 8)
     with pytest.raises(TooLarge, match="too large"):
         open_tensor(snapshot, "window")
+
+
+def summarize(values: torch.Tensor) -> Any:
+    *_, found = iter_summary(OpenTensor("w", tuple(values.shape), str(values.dtype), values.nbytes, values))
+    return found
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.arange(1000) + 1_700_000_000_000_000,
+        1e8 + torch.linspace(-1, 1, 1000, dtype=torch.float64),
+        torch.cat([torch.full((500,), 1e9), torch.zeros(500)]),
+        torch.full((3,), 0.1),
+    ],
+)
+def test_the_spread_of_large_values_that_differ_by_little_is_right(
+    values: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensors, "_BLOCK_ITEMS", 7)
+
+    expected = np.std((values - values[0]).to(torch.float64).numpy())
+
+    assert summarize(values)["std"] == pytest.approx(expected, rel=1e-6, abs=0.0)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_values_whose_sums_are_too_large_for_a_float_give_an_answer(sign: float) -> None:
+    values = torch.full((400, 400), 1.7e308, dtype=torch.float64)
+    values[200:] *= sign
+    whole = OpenTensor("w", (400, 400), "float64", values.nbytes, values)
+
+    assert summarize(values)["max"] == 1.7e308
+    assert summarize(torch.tensor([1e200, 3e200], dtype=torch.float64))["mean"] == 2e200
+    encode_json(summarize(values))
+    encode_json(read_heat(whole, ""))
+
+
+def test_unsigned_integers_keep_all_digits() -> None:
+    values = torch.tensor([1, 2**64 - 1], dtype=torch.uint64)
+
+    assert read_values(OpenTensor("w", (2,), "uint64", 16, values), "")["values"] == [1, 2**64 - 1]
