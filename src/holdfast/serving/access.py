@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hmac
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 
 from holdfast.errors import BadName
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
-_EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104 - refused, not listened on
+_HTTP_PORT: Final = 80
 _OWN_SITE: Final = ("same-origin", "none")
 """Values of Sec-Fetch-Site for a request by the page itself, and for one that the user typed."""
 _BEARER: Final = "Bearer "
@@ -53,18 +55,36 @@ class Access:
 
 def make_access(token: str, host: str, port: int) -> Access:
     """Return the access rules of a server that listens at an address and port."""
-    names = LOOPBACK if host in LOOPBACK else (host,)
-    return Access(token, frozenset(f"{bracket(name)}:{port}".lower() for name in names))
+    names = [bracket(name).lower() for name in (LOOPBACK if host in LOOPBACK else (host,))]
+    hosts = {f"{name}:{port}" for name in names}
+    # Browsers leave out the port of plain HTTP.
+    return Access(token, frozenset(hosts.union(names) if port == _HTTP_PORT else hosts))
 
 
 def verify_host(host: str) -> str:
-    """Return an address to listen on; raises BadName for one that stands for all addresses of the machine."""
-    if host in _EVERYWHERE:
+    """Return an address to listen on, as browsers write it; raises BadName for one that stands for all addresses."""
+    address = _find_address(host)
+    if not host or (address is not None and _is_everywhere(address)):
         raise BadName(
             f"{host!r} stands for every address of this machine, and the server must know under which it is asked:"
             " name one address"
         )
-    return host
+    # A scope, as in fe80::1%eth0, is not part of the address.
+    return host if address is None or "%" in host else str(address)
+
+
+def _find_address(host: str) -> IPv4Address | IPv6Address | None:
+    """Return a numeric address in any notation that sockets take, such as 127.1 or ::0; None for a name."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        return ip_address(found[0][4][0])
+    except (OSError, UnicodeError, ValueError):
+        return None
+
+
+def _is_everywhere(address: IPv4Address | IPv6Address) -> bool:
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return address.is_unspecified or (mapped is not None and mapped.is_unspecified)
 
 
 def bracket(host: str) -> str:

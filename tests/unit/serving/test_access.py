@@ -57,10 +57,32 @@ def test_a_page_of_another_site_is_refused(headers: dict[str, str]) -> None:
 
 def test_every_name_of_loopback_is_accepted_and_no_other_for_a_given_address() -> None:
     assert "[::1]:8080" in ACCESS.hosts
-    assert make_access("t", "10.0.0.7", 80).hosts == {"10.0.0.7:80"}
+    assert make_access("t", "10.0.0.7", 8080).hosts == {"10.0.0.7:8080"}
 
 
-@pytest.mark.parametrize("host", ["", "0.0.0.0", "::"])
+def test_browsers_leave_out_port_80() -> None:
+    access = make_access("secret", "127.0.0.1", 80)
+
+    assert access.check(GOOD | {"Host": "127.0.0.1", "Origin": "http://127.0.0.1"}, needs_token=True) is None
+    assert access.check(GOOD | {"Host": "[::1]"}, needs_token=True) is None
+    assert access.check(GOOD | {"Host": "evil.example"}, needs_token=True) is not None
+
+
+@pytest.mark.parametrize(
+    ("host", "written"),
+    [
+        ("127.1", "127.0.0.1"),
+        ("0:0:0:0:0:0:0:1", "::1"),
+        ("FD00::0001", "fd00::1"),
+        ("fe80::1%lo", "fe80::1%lo"),
+        ("some.name", "some.name"),
+    ],
+)
+def test_an_address_is_written_as_browsers_write_it(host: str, written: str) -> None:
+    assert verify_host(host) == written
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "0", "0x0", "0.0", "::0", "0:0:0:0:0:0:0:0", "::ffff:0.0.0.0"])
 def test_listening_everywhere_is_refused(host: str) -> None:
     with pytest.raises(BadName, match="name one address"):
         verify_host(host)
