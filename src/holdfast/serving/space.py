@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
@@ -45,6 +46,7 @@ class SpaceApi:
         self._heavy = heavy
         self._choose = choose
         self._reader: LedgerReader | None = None
+        self._reading = threading.Lock()
         self._fresh = 0
         """How often somebody has asked for what the store contains now."""
         self._space: RememberedValues[tuple[Hashable, ...], StoreSpace] = RememberedValues(1)
@@ -73,10 +75,12 @@ class SpaceApi:
         from holdfast.serving.answers.ledger import LedgerReader
         from holdfast.serving.answers.sharing import read_space
 
-        if self._reader is None:
-            self._reader = LedgerReader(self._repo)
-        with self._heavy:
-            return read_space(self._repo, self._reader)
+        # Requests for different states of the store may compute at the same time; the reader is for one thread.
+        with self._reading:
+            if self._reader is None:
+                self._reader = LedgerReader(self._repo)
+            with self._heavy:
+                return read_space(self._repo, self._reader)
 
     def _answer_usage(self, request: ApiRequest) -> HttpAnswer:
         from holdfast.serving.answers.sharing import describe_usage

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlencode
@@ -15,6 +16,7 @@ from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import ManifestRef
 from holdfast.repo.format.manifests_ahead import iter_manifests
 from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.serving.answers import ledger
 from holdfast.serving.request import parse_request
 from holdfast.serving.routes import API, StoreApi
@@ -113,3 +115,29 @@ def test_what_was_computed_is_used_for_ten_minutes(repo: Repository, clock: Virt
         ask(api, "usage")
 
     assert computed == [STEPS, 0]
+
+
+def test_the_ledger_is_read_by_one_thread_at_a_time(repo: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = threading.Lock()
+    overlaps: list[bool] = []
+    read = ledger.LedgerReader.read
+
+    def read_alone(reader: ledger.LedgerReader, snapshots: Sequence[CommittedSnapshot]) -> ledger.ChunkLedger:
+        is_alone = reading.acquire(blocking=False)
+        overlaps.append(not is_alone)
+        try:
+            return read(reader, snapshots)
+        finally:
+            if is_alone:
+                reading.release()
+
+    monkeypatch.setattr(ledger.LedgerReader, "read", read_alone)
+    api = StoreApi(repo)
+    threads = [threading.Thread(target=ask, args=(api, "usage"), kwargs={"fresh": "true"}) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(overlaps) > 1
+    assert not any(overlaps)
