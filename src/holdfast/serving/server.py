@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import html
 import logging
 import secrets
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from types import TracebackType
@@ -20,7 +22,7 @@ from typing_extensions import Self, Unpack
 from holdfast.errors import StoreError
 from holdfast.repo.handle.repository import Repository
 from holdfast.serving.access import Access, bracket, make_access, verify_host
-from holdfast.serving.answer import HttpAnswer, answer_error, answer_refusal
+from holdfast.serving.answer import HttpAnswer, answer_error, answer_refusal, end_sentence
 from holdfast.serving.page_files import POLICY, find_page_file
 from holdfast.serving.request import MAX_TARGET_BYTES, parse_request
 from holdfast.serving.routes import API, StoreApi
@@ -157,7 +159,10 @@ def _listen(host: str, port: int, owner: StoreServer) -> _HttpServer:
     try:
         return _HttpServer(host, port, owner, family)
     except (OSError, OverflowError) as error:
-        raise StoreError(f"cannot listen on {bracket(host)}:{port}: {error}; choose another port") from error
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
+        is_elsewhere = isinstance(error, socket.gaierror) or getattr(error, "errno", None) == errno.EADDRNOTAVAIL
+        advice = "name an address of this machine" if is_elsewhere else "choose another port"
+        raise StoreError(f"cannot listen on {bracket(host)}:{port}: {reason}; {advice}") from error
 
 
 class _HttpServer(ThreadingHTTPServer):
@@ -254,6 +259,11 @@ class _Handler(BaseHTTPRequestHandler):
         if name.startswith("do_"):
             return self._refuse_method
         raise AttributeError(name)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuse a request that the base class cannot parse, as every other one is refused: not with a page of HTML."""
+        self.close_connection = True
+        self._send(answer_refusal(code, end_sentence((message or HTTPStatus(code).phrase)[:200])))
 
     def _refuse_method(self) -> None:
         self._send(answer_refusal(405, "This server only reads: it answers GET and HEAD."))

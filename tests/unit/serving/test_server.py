@@ -106,6 +106,29 @@ def test_head_has_no_body(server: StoreServer) -> None:
     assert int(headers["Content-Length"]) > 10
 
 
+@pytest.mark.parametrize(
+    ("request_text", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nX: " + b"a" * 70_000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\n" + b"X: 1\r\n" * 150 + b"\r\n", 431),
+        (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"GET / <script> HTTP/1.1\r\n\r\n", 400),
+    ],
+)
+def test_a_request_that_cannot_be_parsed_gets_json_and_strict_headers(
+    server: StoreServer, request_text: bytes, status: int
+) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
+        connection.sendall(request_text)
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        body = answer.read(int(answer.headers["Content-Length"]))
+
+    assert answer.status == status
+    assert answer.headers["Content-Security-Policy"] == POLICY
+    assert json.loads(body)["error"]["message"].endswith(".")
+
+
 def test_an_oversized_query_is_refused(server: StoreServer) -> None:
     assert ask(server, "/api/v1/snapshots?filter=" + "a" * 20_000)[0] == 414
     assert ask(server, "/api/v1/snapshots?filter=" + "a" * 100_000)[0] == 414
@@ -230,6 +253,10 @@ def test_an_address_that_cannot_be_used_is_an_error(server: StoreServer, tmp_pat
             store.serve(port=server.port)
         with pytest.raises(StoreError, match="cannot listen"):
             store.serve(port=70_000)
+        with pytest.raises(StoreError, match="name an address of this machine"):
+            store.serve(host="nowhere.invalid")
+        with pytest.raises(StoreError, match="name an address of this machine"):
+            store.serve(host="192.0.2.1")
         with pytest.raises(BadName, match="name one address"):
             store.serve(host="0.0.0.0")
 
