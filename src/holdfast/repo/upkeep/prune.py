@@ -193,12 +193,16 @@ def plan_prune(snapshots: Sequence[CommittedSnapshot], tags: Iterable[Tag], keep
 
 
 def find_metric(snapshot: CommittedSnapshot, metric: str) -> float | None:
-    """Return a metric of a snapshot; None if it has none of that name, or one that is not a finite number."""
+    """Return a metric of a snapshot; None if it has none of that name, or one that is not a finite float."""
     metrics = snapshot.metadata.get("metrics")
     found = metrics.get(metric) if isinstance(metrics, dict) and metric in metrics else snapshot.metadata.get(metric)
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+    if isinstance(found, bool) or not isinstance(found, int | float):
         return None
-    return float(found)
+    try:
+        value = float(found)
+    except OverflowError:  # an integer of more than 308 digits
+        return None
+    return value if math.isfinite(value) else None
 
 
 def _find_best(newest: Sequence[CommittedSnapshot], best: Best) -> set[str]:

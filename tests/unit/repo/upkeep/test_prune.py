@@ -142,6 +142,12 @@ def test_of_two_that_are_equally_good_the_newer_stays(mode: Mode) -> None:
     assert names(plan_prune(equal, [], Keep(best=Best("loss", 1, mode)), now_s=10.0).keep) == ["step-3"]
 
 
+def test_an_integer_that_no_float_can_hold_is_no_metric() -> None:
+    huge = [scored("step-1", 1.0, metrics={"loss": 1}), scored("step-2", 2.0, metrics={"loss": 10**400})]
+
+    assert names(plan_prune(huge, [], Keep(best=Best("loss", 1, "max")), now_s=10.0).keep) == ["step-1"]
+
+
 def test_a_metric_that_no_snapshot_has_deletes_nothing() -> None:
     with pytest.raises(
         ValueError, match=r"no snapshot here has the metric 'lose'; metrics that exist: accuracy, loss$"
