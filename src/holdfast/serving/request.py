@@ -44,7 +44,7 @@ class ApiRequest:
         """Return a parameter that is a whole number from 0 to `most`; raises BadName for anything else."""
         text = self.read_text(name, str(default))
         if not (text.isascii() and text.isdigit() and len(text) < 19) or int(text) > most:
-            raise BadName(f"{name}={text[:40]!r} is not a whole number from 0 to {most}")
+            raise BadName(f"the parameter {name}={text[:40]!r} is not a whole number from 0 to {most}")
         return int(text)
 
     def read_page(self, default: int, *, most: int) -> tuple[int, int]:
@@ -55,7 +55,7 @@ class ApiRequest:
         """Return whether a parameter is "true"; raises BadName for anything but "true", "false" and nothing."""
         text = self.read_text(name, "false")
         if text not in ("true", "false"):
-            raise BadName(f"{name}={text[:40]!r} is neither true nor false")
+            raise BadName(f"the parameter {name}={text[:40]!r} is neither true nor false")
         return text == "true"
 
 

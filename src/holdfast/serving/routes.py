@@ -286,7 +286,7 @@ class StoreApi:
 
         by = request.read_text("by", "layer")
         if by not in ("layer", "leaf"):
-            raise BadName(f"by={by[:40]!r} is neither layer nor leaf")
+            raise BadName(f"the parameter by={by[:40]!r} is neither layer nor leaf")
         limit = request.read_number("limit", DEFAULT_COMPARED, most=MAX_COMPARED)
         chosen = choose_series(self._choose(request), request.read_text("series"), limit)
         grouping = make_grouping(request.read_text("leaves").strip(), by_leaf=by == "leaf")

@@ -24,6 +24,7 @@ DEFAULT_COMPARED: Final = 32
 """Snapshots of a series that are compared; of more, some at equal distances."""
 MAX_LAYERS: Final = 512
 _MAX_SERIES: Final = 50
+_MAX_STEP: Final = 1e300
 _REPORT_S: Final = 0.25
 _STATE_KEYS: Final = ("optim", "sched", "scaler", "rng", "exp_avg", "momentum_buffer", "grad")
 """Tensors with a key that contains one of these are not parameters."""
@@ -50,14 +51,21 @@ def choose_series(found: Sequence[Facts], name: str, limit: int) -> ChosenSeries
     series = sorted(((key, len(members)) for key, members in groups.items()), key=lambda pair: (-pair[1], pair[0]))
     chosen = name if name and name in groups else series[0][0] if series else ""
     members = groups.get(chosen, [])
-    if len(members) < 2 or limit < 2:
+    if limit < 2:
+        raise BadName(f"the parameter limit={limit} is too small: movement compares at least two snapshots")
+    if len(members) < 2:
         raise BadName("movement needs a series of at least two snapshots, such as run1/step-100 and run1/step-200")
     steps = [each.find_step() for each in members]
-    has_steps = all(map(is_finite, steps)) and len(set(steps)) == len(steps)
+    has_steps = all(map(_is_step, steps)) and len(set(steps)) == len(steps)
     members.sort(key=lambda each: each.find_step() if has_steps else each.snapshot.time_s)
     last = len(members) - 1
     places = sorted({round(at * last / (limit - 1)) for at in range(limit)}) if last >= limit else range(last + 1)
     return ChosenSeries(series[:_MAX_SERIES], chosen, len(members), [members[at] for at in places], has_steps)
+
+
+def _is_step(step: Json) -> bool:
+    """Return whether a distance can be divided by a number of steps: integers may be larger than any float."""
+    return is_finite(step) and abs(step) < _MAX_STEP
 
 
 def find_layer(name: str) -> str:

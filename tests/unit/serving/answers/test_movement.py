@@ -83,6 +83,21 @@ def test_without_steps_the_order_is_that_of_times(tmp_path: Path) -> None:
     assert [each.snapshot.name for each in chosen.facts] == ["run/b", "run/a"]
 
 
+def test_steps_that_no_float_can_hold_do_not_divide(tmp_path: Path) -> None:
+    with holdfast.open(tmp_path / "store") as store:
+        for at, step in enumerate((1, 10**400)):
+            store.save(f"run/{at}", {"w": torch.ones(500) + at}, metadata={"step": step})
+        head, pair = ask(store)
+
+    assert head["per"] == "snapshot"
+    assert pair["layers"] == {"w": 1.0}
+
+
+def test_a_limit_that_is_too_small_is_named(store: holdfast.Store) -> None:
+    with pytest.raises(BadName, match="limit=1 is too small"):
+        ask(store, limit="1")
+
+
 @pytest.mark.parametrize(
     "parameters", [{"filter": "alone"}, {"filter": "nobody"}, {"limit": "1"}, {"limit": "999"}, {"by": "color"}]
 )
