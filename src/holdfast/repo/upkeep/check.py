@@ -26,7 +26,7 @@ from holdfast.repo.format.pack import HEADER, Footer, PackedChunk, iter_pack_foo
 from holdfast.repo.format.rank_manifests import Manifests
 from holdfast.repo.handle.index import Fragment
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES
-from holdfast.repo.names.snapshots import CommittedSnapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot, read_name
 from holdfast.repo.read.copies import ROW_COST_BYTES, iter_footers
 from holdfast.repo.stages import Stages
 from holdfast.repo.upkeep.check_records import Roots, check_links, check_records
@@ -163,6 +163,8 @@ class Checker:
                 self._used_manifests.update((snapshot.manifest.manifest_id, *manifests.ids))
                 yield from self._check_record_against(snapshot, manifests)
             except HoldfastError as error:
+                if isinstance(error, NotFound) and not self._is_current(snapshot):
+                    continue
                 key = manifest_key(snapshot.manifest.manifest_id)
                 text = f"snapshot {snapshot.name!r} cannot be read: {error}"
                 yield Finding("error", "manifest-damaged", key, text, "restore it from a copy", snapshot=snapshot.name)
@@ -175,6 +177,14 @@ class Checker:
         yield from self._report(problems)
         yield from self._report_packs()
         yield from self._report_unused()
+
+    def _is_current(self, snapshot: CommittedSnapshot) -> bool:
+        """Return whether a name still has its manifest: one that was deleted or overwritten since may be collected."""
+        try:
+            now = read_name(self._store, snapshot.name).snapshot
+        except HoldfastError:
+            return True
+        return now is not None and now.manifest.manifest_id == snapshot.manifest.manifest_id
 
     def _report_unused(self) -> Iterator[Finding]:
         advice = "`holdfast gc --yes` removes it"

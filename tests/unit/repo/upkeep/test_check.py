@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,6 +15,7 @@ from holdfast.repo.format.chunk import ChunkRef
 from holdfast.repo.format.entry import Entry, digest_snapshot
 from holdfast.repo.format.layout import ManifestRef, manifest_key, new_file_id, pack_key
 from holdfast.repo.format.manifest_encoding import encode_manifest
+from holdfast.repo.format.manifests_ahead import iter_manifests
 from holdfast.repo.format.pack import PackBuilder
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, commit_snapshot, delete_snapshot
@@ -333,3 +334,22 @@ def test_footers_are_cached_within_the_budget(store: MemoryStore) -> None:
     checker = Checker(store, budget_bytes=0)
     assert list(checker.iter_findings()) == []
     assert len(checker._footers) == 1
+
+
+@pytest.mark.parametrize("is_overwritten", [False, True])
+def test_a_snapshot_that_is_collected_during_the_check_is_no_error(
+    saved: Repository, monkeypatch: pytest.MonkeyPatch, is_overwritten: bool
+) -> None:
+    doomed = snapshot_of(saved, "a").manifest.manifest_id
+
+    def collect_first(store: ObjectStore, refs: Sequence[ManifestRef]) -> Iterator[object]:
+        if is_overwritten:
+            save_bytes(saved, "a", {"weights": b"new"}, overwrite=True)
+        else:
+            delete_snapshot(saved.store, "a")
+        store.delete(manifest_key(doomed))
+        return iter_manifests(store, refs)
+
+    monkeypatch.setattr("holdfast.repo.upkeep.check.iter_manifests", collect_first)
+
+    assert errors(check(saved.store, read=False)) == []
