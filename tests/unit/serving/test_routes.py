@@ -13,7 +13,8 @@ import torch
 
 import holdfast
 from holdfast.cli.main import main
-from holdfast.errors import BadExpression, BadName, NotFound
+from holdfast.errors import BadExpression, BadName, NotFound, SnapshotGone
+from holdfast.repo.format.layout import manifest_key
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.serving import routes
@@ -193,3 +194,15 @@ def test_a_snapshot_that_is_deleted_while_it_is_looked_at_is_not_found(tmp_path:
 
     assert "error" in lines[-1]
     assert lines[-1]["error"]["message"].endswith(".")
+
+
+@pytest.mark.parametrize("path", ["sizes", "snapshot", "leaves", "ranks"])
+def test_a_snapshot_that_was_collected_after_it_was_listed_is_a_sentence(tmp_path: Path, path: str) -> None:
+    with holdfast.open(tmp_path / "store") as opened:
+        opened.save("a", {"w": torch.ones(3)})
+        gone = StoreApi(opened.repository)
+        ask(gone, "snapshots")
+        opened.repository.store.delete(manifest_key(opened.snapshot("a").record.manifest.manifest_id))
+
+        with pytest.raises(SnapshotGone, match=r"'a' is gone: .* list the snapshots again"):
+            ask(gone, path, name="a")

@@ -14,10 +14,10 @@ from holdfast.errors import BadName
 from holdfast.json_text import Json
 from holdfast.query.globs import Glob, is_glob
 from holdfast.repo.format.layout import natural_order
-from holdfast.repo.format.rank_manifests import Manifests, read_manifests
+from holdfast.repo.format.rank_manifests import Manifests
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
-from holdfast.serving.answers.snapshots import describe_sizes
+from holdfast.serving.answers.snapshots import describe_sizes, read_present
 from holdfast.snapshot.gc_pause import pause_gc
 from holdfast.trees.folding import Fold, fold_leaves
 from holdfast.trees.outline import TREE, Leaf, iter_found
@@ -65,7 +65,7 @@ class SnapshotOutline:
 def read_outline(repo: Repository, snapshot: CommittedSnapshot) -> SnapshotOutline:
     """Read the manifests of a snapshot and describe its leaves, or its files."""
     with pause_gc():
-        manifests = read_manifests(repo.store, snapshot.manifest)
+        manifests = read_present(repo, snapshot)
         rows = tuple(_iter_rows(manifests))
         sizes = describe_sizes(snapshot, manifests)
         return SnapshotOutline(rows, tuple(fold_leaves(rows)), sizes, len(manifests.parts))

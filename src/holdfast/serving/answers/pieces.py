@@ -19,10 +19,11 @@ from holdfast.json_text import Json
 from holdfast.repo.format.boxes import Box, Coordinates, whole
 from holdfast.repo.format.chunk import ChunkRef
 from holdfast.repo.format.entry import NO_RANK, Entry
-from holdfast.repo.format.rank_manifests import Manifests, read_manifests
+from holdfast.repo.format.rank_manifests import Manifests
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.upkeep.usage import find_leases, find_new_bytes
+from holdfast.serving.answers.snapshots import read_present
 from holdfast.serving.request import choose_sort
 from holdfast.trees.outline import TREE, iter_leaves
 
@@ -171,7 +172,7 @@ class RankedSnapshot:
 
 def read_ranked(repo: Repository, snapshot: CommittedSnapshot) -> RankedSnapshot:
     """Read the manifests of a snapshot."""
-    return RankedSnapshot(snapshot, read_manifests(repo.store, snapshot.manifest))
+    return RankedSnapshot(snapshot, read_present(repo, snapshot))
 
 
 def _find_shape(entries: Iterable[Entry]) -> Coordinates | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from holdfast.errors import NotFound
+from holdfast.errors import NotFound, SnapshotGone
 from holdfast.json_text import Json
 from holdfast.query.described import describe_damage, describe_snapshot
 from holdfast.query.facts import MISSING, Facts, is_finite
@@ -164,9 +164,20 @@ def find_named(state: StoreState, name: str) -> Facts:
     raise NotFound(f"there is no snapshot or tag {name!r}; it may have been deleted", name=name)
 
 
+def read_present(repo: Repository, snapshot: CommittedSnapshot) -> Manifests:
+    """Read the manifests of a snapshot; raises SnapshotGone if it was deleted or overwritten, and collected since."""
+    try:
+        return read_manifests(repo.store, snapshot.manifest)
+    except NotFound as error:
+        raise SnapshotGone(
+            f"{snapshot.name!r} is gone: its manifest was collected or lost; list the snapshots again",
+            name=snapshot.name,
+        ) from error
+
+
 def read_sizes(repo: Repository, snapshot: CommittedSnapshot) -> dict[str, int]:
     """Read the manifest of a snapshot and return the bytes that its save wrote, reused and stores."""
-    return describe_sizes(snapshot, read_manifests(repo.store, snapshot.manifest))
+    return describe_sizes(snapshot, read_present(repo, snapshot))
 
 
 def describe_sizes(snapshot: CommittedSnapshot, manifests: Manifests) -> dict[str, int]:
