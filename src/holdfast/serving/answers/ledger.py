@@ -52,9 +52,12 @@ class LedgerReader:
         """Return the ledger of all current snapshots; reads the manifests that were not read before."""
         current = {snapshot.manifest.manifest_id: snapshot.manifest for snapshot in snapshots}
         self._used = {key: used for key, used in self._used.items() if key in current}
+        kept = sum(len(used.keys) for used in self._used.values())
+        if self._rate > 1 and 2 * kept * self._rate <= self._max_uses:
+            # So many snapshots were deleted that every chunk can be kept again.
+            self._used, self._rate, kept = {}, 1, 0
         missing = [ref for key, ref in current.items() if key not in self._used]
         found = iter_manifests(self._repo.store, missing)
-        kept = sum(len(used.keys) for used in self._used.values())
         for ref, manifests in zip(missing, found, strict=True):
             if isinstance(manifests, NotFound):  # deleted and collected after it was listed
                 continue

@@ -105,3 +105,14 @@ def test_an_empty_store_has_an_empty_ledger() -> None:
     assert ledger.sum_stored().tolist() == []
     assert ledger.compare([]) == []
     assert ledger.sum_freed([]) == 0
+
+
+def test_when_most_snapshots_are_deleted_sizes_are_exact_again(repo: Repository) -> None:
+    snapshots = sorted(read_live(repo.store).current, key=lambda each: each.name)
+    reader = LedgerReader(repo, max_uses=30)
+    assert reader.read(snapshots).rate > 1
+
+    left = reader.read(snapshots[:1])
+
+    assert left.rate == 1
+    assert left.sum_stored().tolist() == LedgerReader(repo).read(snapshots[:1]).sum_stored().tolist()
