@@ -185,6 +185,7 @@ class _HttpServer(ThreadingHTTPServer):
     def server_bind(self) -> None:
         # Not that of HTTPServer, which asks the DNS for the name of this machine.
         TCPServer.server_bind(self)
+        verify_host(str(self.server_address[0]))  # a name, too, can stand for all addresses
 
     def process_request(self, request: Any, client_address: Any) -> None:
         while not self._slots.acquire(timeout=_POLL_S):

@@ -18,6 +18,7 @@ import torch
 
 import holdfast
 from holdfast.errors import BadName, StoreError
+from holdfast.serving import access
 from holdfast.serving.page_files import POLICY
 from holdfast.serving.server import StoreServer
 from tests.kit.patience import PATIENCE_S
@@ -259,6 +260,15 @@ def test_an_address_that_cannot_be_used_is_an_error(server: StoreServer, tmp_pat
             store.serve(host="192.0.2.1")
         with pytest.raises(BadName, match="name one address"):
             store.serve(host="0.0.0.0")
+
+
+def test_a_name_that_stands_for_all_addresses_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = access._find_address
+    # Sockets take "0" as 0.0.0.0; here it stands for a name that resolves to it.
+    monkeypatch.setattr(access, "_find_address", lambda host: None if host == "0" else find(host))
+
+    with holdfast.open(tmp_path / "store") as store, pytest.raises(BadName, match="name one address"):
+        store.serve(host="0")
 
 
 def test_a_notebook_gets_a_link(server: StoreServer) -> None:
