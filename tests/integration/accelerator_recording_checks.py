@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from holdfast.digest import fingerprint, hash_bytes
 from holdfast.facade import Store
 from holdfast.repo.names.snapshots import DamagedName, iter_names
 from holdfast.tensors.device_digest import deferred
+from holdfast.tensors.device_digest.pieces import Part
+from holdfast.tensors.device_digest.side_stream import HostLink
 from holdfast.tensors.device_digest.torch_ops import TorchKernels
 from tests.cli.runs import Cli
 from tests.integration.accelerator import ACCELERATOR, DEVICE, QuickKernels
@@ -284,6 +287,52 @@ def test_a_device_that_computes_wrong_digests_ends_up_as_a_note_and_the_training
     assert not any(event.blake3 for event in events_of(store, "a"))
     for ours, theirs in zip(training.model.parameters(), expected.model.parameters(), strict=True):
         assert torch.equal(ours.cpu(), theirs.cpu())
+
+
+def fail_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the first launch compute nothing."""
+    hash_parts, launches = QuickKernels.hash_parts, count()
+
+    def hash_or_fail(self: QuickKernels, parts: Sequence[Part], link: HostLink) -> torch.Tensor:
+        found = hash_parts(self, parts, link)
+        return found if next(launches) else torch.zeros_like(found)
+
+    monkeypatch.setattr(QuickKernels, "hash_parts", hash_or_fail)
+
+
+@pytest.mark.parametrize("level", ["stats", "full"])
+def test_a_device_that_fails_once_loses_no_statistics_and_no_values(
+    store: Store, monkeypatch: pytest.MonkeyPatch, level: Any
+) -> None:
+    record(store, "whole", level=level, segment_steps=1)
+    fail_first(monkeypatch)
+
+    with pytest.warns(RecordingWarning, match="a device computed no digests for a segment .* recording continue"):
+        record(store, "a", level=level, segment_steps=1)
+
+    found, whole = list(events_of(store, "a")), list(events_of(store, "whole"))
+    assert [event.digest for event in found] == [event.digest for event in whole]
+    assert [event.stats for event in found] == [event.stats for event in whole]
+    assert [bool(event.leaf) for event in found] == [bool(event.leaf) for event in whole]
+    assert {event.site.step for event in found if event.blake3} == {1}
+    assert store.diff_runs("a", "whole").is_equal
+
+
+def test_a_device_that_fails_once_loses_the_digests_of_one_segment(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(store, "whole", segment_steps=1)
+    fail_first(monkeypatch)
+
+    with pytest.warns(RecordingWarning, match="wrong digest of random bytes"):
+        record(store, "a", segment_steps=1)
+
+    run, whole = store.run("a"), store.run("whole")
+    assert run.root(1) == whole.root(1)
+    assert len(run.events(0)) == len([event for event in whole.events(0) if event.digest])
+    assert run.facts.status == "complete"
+    (note,) = run.facts.notes
+    assert "tensors of which nothing else was kept are not in it" in note
 
 
 def test_copies_of_full_tensors_that_fill_the_queue_keep_their_digests(store: Store) -> None:

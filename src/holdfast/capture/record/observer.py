@@ -176,7 +176,9 @@ class Observer:
         self.is_open = False
 
     def report_failures(self) -> None:
-        """Warn about an error of the writer thread; raises it if `when_full` is "raise"."""
+        """Warn about errors of devices and of the writer thread; raises the latter if `when_full` is "raise"."""
+        if self.spool.device_note:
+            self.note(self.spool.device_note)
         error = self.spool.take_error()
         if error is None:
             return

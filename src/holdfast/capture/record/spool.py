@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -102,6 +102,7 @@ class Spool:
         self._unwritten = ObservedEvents()
         self._in_a_row = 0
         self._error: Exception | None = None
+        self._device_note = ""
         self._new_bytes = 0
         self._deferred = DeferredDigests()
         self._next_number = 0
@@ -127,6 +128,11 @@ class Spool:
         """Return the last error since the previous call, or None."""
         error, self._error = self._error, None
         return error
+
+    @property
+    def device_note(self) -> str:
+        """What was lost because a device computed no digests; "" if nothing was."""
+        return self._device_note
 
     def queue_digest(self, tensor: torch.Tensor) -> int:
         """Queue the BLAKE3 of a tensor on its device; returns its index among those of the pending segment."""
@@ -238,14 +244,21 @@ class Spool:
                     self._changed.notify_all()
 
     def _write(self, batch: PendingSegment) -> None:
-        failure = _catch(batch.wait_digests)
+        try:
+            batch.wait_digests()
+        except Exception as error:  # noqa: BLE001  # no error may stop the training; the observer reports it
+            self._device_note = self._device_note or (
+                "a device computed no digests for a segment of this recording: tensors of which nothing else was kept"
+                f" are not in it; training and recording continue: {type(error).__name__}: {error}"
+            )
+        # The notes of a run are those of its last segment, which may have been sealed before this one was written.
+        if self._device_note and self._device_note not in batch.notes:
+            batch.notes += (self._device_note,)
         observed = batch.events
         if self._unwritten:
             self._unwritten.flat += observed.flat
             observed = self._unwritten
         try:
-            if failure is not None:
-                raise failure
             with pause_gc():  # a commit creates some objects for each tensor, and frees nearly all of them at its end
                 self._commit(batch, observed, batch.copies)
         except Exception as error:  # noqa: BLE001  # no error may stop the training; the observer reports it
@@ -289,12 +302,3 @@ class Spool:
         event = ObservedEvent(*fields)
         is_lost = event.leaf and parse_leaf(event.leaf)[0] in self._lost
         return event._replace(leaf="") if is_lost else event
-
-
-def _catch(work: Callable[[], None]) -> Exception | None:
-    """Return the error that a function raises."""
-    try:
-        work()
-    except Exception as error:  # noqa: BLE001  # no error may stop the training; the observer reports it
-        return error
-    return None
