@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import numpy as np
 import torch
 
 from holdfast.errors import Unsupported
 from holdfast.tensors.composite import has_own_bytes, verify_readable, verify_unwrapped
+from holdfast.tensors.device_digest.side_stream import Integers
 from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.memory import gather_items, view_raw, view_storage
 from holdfast.tensors.spec import count_bytes
@@ -105,6 +107,11 @@ def cut_pieces(pieces: Iterable[DevicePiece]) -> Iterator[Part]:
 def count_parts(piece: DevicePiece) -> int:
     """Return the number of parts that `cut_pieces` cuts a piece into."""
     return max(1, -(-(piece.stop - piece.start) // PART_BYTES))
+
+
+def find_addresses(memories: Iterable[torch.Tensor]) -> Integers:
+    """Return the address of each tensor as 64 bits with a sign: Intel's GPUs have addresses above 2^63."""
+    return np.array([memory.data_ptr() for memory in memories], dtype=np.uint64).view(np.int64)
 
 
 def group_parts(parts: Iterable[Part], leaf_scratch_bytes: int) -> Iterator[Sequence[Part]]:

@@ -10,7 +10,7 @@ import torch
 import triton
 
 from holdfast.tensors.device_digest import triton_kernels
-from holdfast.tensors.device_digest.pieces import Part
+from holdfast.tensors.device_digest.pieces import Part, find_addresses
 from holdfast.tensors.device_digest.side_stream import HostLink, Integers
 from holdfast.tensors.device_digest.tree import ROOT, Runs, TreeLevel, number_firsts, plan_levels
 
@@ -33,7 +33,7 @@ class TritonKernels:
     def hash_parts(self, parts: Sequence[Part], link: HostLink) -> torch.Tensor:
         """Return one node for each part."""
         memories = [part.data.read(part.start, part.stop) for part in parts]
-        addresses = np.array([memory.data_ptr() for memory in memories], dtype=np.int64)
+        addresses = find_addresses(memories)
         counts = np.array([part.num_leaves for part in parts], dtype=np.int64)
         table = _describe_parts(parts, addresses, counts)
         # Those that begin at a multiple of 16 bytes, as most do, are loaded faster. They come first.

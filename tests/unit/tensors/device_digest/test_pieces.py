@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from holdfast.tensors.device_digest import pieces
-from holdfast.tensors.device_digest.pieces import DeviceBytes, DevicePiece, Part, count_parts, cut_pieces, group_parts
+from holdfast.tensors.device_digest.pieces import (
+    DeviceBytes,
+    DevicePiece,
+    Part,
+    count_parts,
+    cut_pieces,
+    find_addresses,
+    group_parts,
+)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2047, 2048, 2049, 4096, 10_000])
@@ -22,6 +33,16 @@ def test_parts_cover_a_piece_and_know_their_first_leaf(size: int, monkeypatch: p
     assert parts[-1].stop == size + 3
     assert [part.first_leaf for part in parts] == [2 * number for number in range(len(parts))]
     assert {part.is_piece for part in parts} == {len(parts) == 1}
+
+
+def test_addresses_may_use_the_highest_bit() -> None:
+    far = 0xFF00_0000_0020_0010
+    memories: Any = [SimpleNamespace(data_ptr=lambda: far), torch.zeros(0)]
+
+    found = find_addresses(memories)
+
+    assert [int(each) % 2**64 for each in found] == [far, 0]
+    assert (found % 16).tolist() == [0, 0]
 
 
 def test_the_size_of_a_part_is_a_power_of_two_of_leaves() -> None:
