@@ -53,7 +53,7 @@ def compile_all() -> dict[str, dict[str, Any]]:
             kernel: _describe_cubin(_compile(kernel, "cuda", architecture).asm["cubin"], tools, kernel)
             for kernel in KERNELS
         }
-    found[AMD] = {kernel: _describe_amd(_compile(kernel, "hip", AMD).asm["amdgcn"]) for kernel in KERNELS}
+    found[AMD] = {kernel: _describe_amd(_compile(kernel, "hip", AMD)) for kernel in KERNELS}
     return found
 
 
@@ -75,7 +75,8 @@ def _compile(kernel: str, backend: str, architecture: int | str) -> Any:
     # The allocators of GPUs align what `nodes` points to; `table` may begin anywhere, as in a launch.
     source = ASTSource(function, signature, constants, {(0,): [["tt.divisibility", 16]]})
     target = GPUTarget(backend, architecture, 64 if backend == "hip" else 32)
-    return triton.compile(source, target=target, options={"num_warps": 4, "enable_fp_fusion": False})
+    num_warps = triton_kernels.count_warps(target.warp_size)
+    return triton.compile(source, target=target, options={"num_warps": num_warps, "enable_fp_fusion": False})
 
 
 def _describe_cubin(cubin: bytes, tools: Path, kernel: str) -> dict[str, Any]:
@@ -148,10 +149,12 @@ def count_names(code: Iterable[Instruction]) -> dict[str, int]:
     return dict(sorted(Counter(names).items(), key=lambda item: (-item[1], item[0])))
 
 
-def _describe_amd(listing: str) -> dict[str, Any]:
+def _describe_amd(compiled: Any) -> dict[str, Any]:
+    listing = compiled.asm["amdgcn"]
     facts = {
         "registers": "vgpr_count",
         "spilled_bytes": "vgpr_spill_count",
         "stack_bytes": "private_segment_fixed_size",
     }
-    return {name: int(re.findall(rf"\.{key}:\s+(\d+)", listing)[-1]) for name, key in facts.items()}
+    found = {name: int(re.findall(rf"\.{key}:\s+(\d+)", listing)[-1]) for name, key in facts.items()}
+    return {**found, "shared_bytes": compiled.metadata.shared}

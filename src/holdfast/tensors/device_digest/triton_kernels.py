@@ -19,6 +19,11 @@ PAIR_ROWS: Final = 3
 """Rows of the table of `join_pairs`: the number of a run's first pair, the row of its first node, and its flags."""
 
 
+def count_warps(warp_size: int) -> int:
+    """Return the warps of a program: one thread for each lane. With more, threads would repeat the work of others."""
+    return max(1, BLOCK // warp_size)
+
+
 @triton.jit
 def _mix(a, b, c, d, words):
     """Return the four words of a state after BLAKE3's quarter round with two words of the message."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,12 @@ class TritonKernels:
         self._join(nodes, levels, tables)
         return nodes.index_select(0, first_rows)
 
+    @cached_property
+    def _num_warps(self) -> int:
+        if self._is_interpreted:
+            return 1
+        return triton_kernels.count_warps(triton.runtime.driver.active.get_current_target().warp_size)
+
     def _join(self, nodes: torch.Tensor, levels: Sequence[TreeLevel], tables: Sequence[torch.Tensor]) -> None:
         for level, table in zip(levels, tables, strict=True):
             arguments = (nodes, table, table.shape[1], level.num_pairs, level.stride)
@@ -71,7 +78,8 @@ class TritonKernels:
         # The interpreter takes as long for a narrow program as for a wide one.
         block = max(16, triton.next_power_of_2(num_lanes)) if self._is_interpreted else triton_kernels.BLOCK
         # There are no floats here; without the option, Triton 3.9 warns that its default will change.
-        kernel[(triton.cdiv(num_lanes, block),)](*arguments, BLOCK=block, enable_fp_fusion=False, **constants)
+        options = {"BLOCK": block, "num_warps": self._num_warps, "enable_fp_fusion": False}
+        kernel[(triton.cdiv(num_lanes, block),)](*arguments, **options, **constants)
 
 
 def _describe_parts(parts: Sequence[Part], addresses: Integers, counts: Integers) -> Integers:

@@ -34,6 +34,8 @@ def test_kernels_compile_to_what_is_recorded() -> None:
         assert aligned["registers"] <= 64
         assert aligned["per_block"]["LDG.E.128"] == 4
         assert "LDG.E" not in aligned["per_block"]
+    # A wave of AMD has 64 threads. With two for each lane, they would exchange what they load.
+    assert found["kernels"]["gfx942"]["join_pairs"]["shared_bytes"] == 0
 
 
 class _Driver:
