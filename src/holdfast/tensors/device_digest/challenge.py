@@ -33,7 +33,7 @@ def make_challenge(parts: Sequence[Part], alignment: int, link: HostLink) -> Cha
     Kernels that treat addresses which are no multiples of `alignment` differently get one piece for each way that the
     parts need.
     """
-    offsets = (0,) if alignment == 1 else sorted({min(1, _find_address(part) % alignment) for part in parts})
+    offsets = (0,) if alignment == 1 else sorted({each for part in parts for each in _find_offsets(part, alignment)})
     # From the system: torch's generators belong to the training.
     data = os.urandom(_SIZE_BYTES + max(offsets))
     memory = DeviceBytes.from_memory(link.upload(np.frombuffer(bytearray(data), dtype=np.uint8)))
@@ -52,8 +52,12 @@ def make_split_challenge(link: HostLink) -> Challenge:
     return Challenge((first, Part(memory, LEAF_BYTES, _SIZE_BYTES, 1, is_piece=False)), (hash_bytes(data),))
 
 
-def _find_address(part: Part) -> int:
-    return part.start if part.data.is_gappy else part.data.items.data_ptr() + part.start
+def _find_offsets(part: Part, alignment: int) -> tuple[int, ...]:
+    """Return 0 if a part's address is a multiple of `alignment`, otherwise 1; both if the address is not known yet."""
+    if part.data.is_gappy:
+        # Reading it gives a copy, or a view if this part has no gaps, which may begin anywhere.
+        return (0, 1)
+    return (min(1, (part.data.items.data_ptr() + part.start) % alignment),)
 
 
 @dataclass(frozen=True, slots=True)

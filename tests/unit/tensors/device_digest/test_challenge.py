@@ -11,7 +11,7 @@ from holdfast.digest import hash_bytes
 from holdfast.errors import DeviceFault
 from holdfast.tensors.device_digest import pieces, tree
 from holdfast.tensors.device_digest.challenge import make_challenge, make_split_challenge
-from holdfast.tensors.device_digest.pieces import DevicePiece, Part
+from holdfast.tensors.device_digest.pieces import DeviceBytes, DevicePiece, Part
 from holdfast.tensors.device_digest.side_stream import HostLink
 from holdfast.tensors.device_digest.torch_ops import TorchKernels
 from holdfast.tensors.device_digest.tree import Runs, digest_by_tree
@@ -95,6 +95,17 @@ def test_kernels_for_aligned_and_for_other_addresses_are_both_challenged(starts:
 
     assert [part.start for part in challenge.parts] == offsets
     assert len(challenge.expected) == len(offsets)
+
+
+def test_parts_that_are_gathered_challenge_both_kernels() -> None:
+    rows = torch.arange(4000.0).view(40, 100)[:, 1:]
+    # One row has no gaps, so it is read where it is: 4 bytes after a multiple of 16.
+    part = Part(DeviceBytes.from_tensor(rows), 0, 99 * 4, 0, is_piece=True)
+
+    challenge = make_challenge([part], 16, HostLink(CPU))
+
+    assert part.data.read(part.start, part.stop).data_ptr() % 16
+    assert [part.start for part in challenge.parts] == [0, 1]
 
 
 def test_a_challenge_uses_none_of_torchs_generators() -> None:
