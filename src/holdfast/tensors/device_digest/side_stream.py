@@ -56,13 +56,16 @@ class SideStream:
 
     def __enter__(self) -> HostLink:
         """Make the stream current; it waits for what is queued on the one that was current."""
-        self._exits.enter_context(torch.no_grad())
-        if self._link.has_streams:
-            device = self._link.device
-            module = torch.get_device_module(device)
-            self._stream = _find_stream(device)
-            self._stream.wait_stream(module.current_stream(device))
-            self._exits.enter_context(module.stream(self._stream))
+        # After an error in here, the caller's mode is restored: `__exit__` is not called then.
+        with ExitStack() as exits:
+            exits.enter_context(torch.no_grad())
+            if self._link.has_streams:
+                device = self._link.device
+                module = torch.get_device_module(device)
+                self._stream = _find_stream(device)
+                self._stream.wait_stream(module.current_stream(device))
+                exits.enter_context(module.stream(self._stream))
+            self._exits = exits.pop_all()
         return self._link
 
     def __exit__(
@@ -91,13 +94,15 @@ class CallerStream:
 
     def __enter__(self) -> HostLink:
         """Make the device current, and order the work after that of earlier blocks."""
-        # Memory that is allocated in inference mode could not be written outside of it.
-        self._exits.enter_context(torch.inference_mode(mode=False))
-        self._exits.enter_context(torch.no_grad())
-        if self.link.has_streams:
-            module = torch.get_device_module(self.link.device)
-            self._exits.enter_context(module.device(self.link.device))
-            self._follow(module.current_stream(self.link.device))
+        with ExitStack() as exits:
+            # Memory that is allocated in inference mode could not be written outside of it.
+            exits.enter_context(torch.inference_mode(mode=False))
+            exits.enter_context(torch.no_grad())
+            if self.link.has_streams:
+                module = torch.get_device_module(self.link.device)
+                exits.enter_context(module.device(self.link.device))
+                self._follow(module.current_stream(self.link.device))
+            self._exits = exits.pop_all()
         return self.link
 
     def __exit__(

@@ -87,6 +87,21 @@ def test_gradients_are_off_inside_only() -> None:
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.parametrize("kind", [SideStream, CallerStream])
+def test_a_stream_that_cannot_be_entered_leaves_gradients_on(
+    streams: _Streams, monkeypatch: pytest.MonkeyPatch, kind: type[SideStream | CallerStream]
+) -> None:
+    def fail(device: torch.device) -> None:
+        raise RuntimeError("the stream is captured")
+
+    monkeypatch.setattr(streams, "current_stream", fail)
+
+    with pytest.raises(RuntimeError, match="captured"), kind(DEVICE):
+        pass
+
+    assert torch.is_grad_enabled()
+
+
 class _Stream:
     """A stream that notes which other it waits for."""
 
