@@ -12,6 +12,8 @@ from hypothesis import given, settings
 
 pytest.importorskip("triton", reason="needs Triton, which `make device-test` installs")
 
+import triton
+
 from holdfast.errors import DeviceFault
 from holdfast.tensors.device_digest.choice import choose_backend, find_backend
 from holdfast.tensors.device_digest.digests import digest
@@ -73,6 +75,14 @@ def test_a_thousand_pieces_take_one_launch_for_each_level(monkeypatch: pytest.Mo
 
     assert [name for name, _ in launched] == ["hash_leaves", "join_pairs", "join_pairs"]
     assert launched[0][1] > 1000
+
+
+def test_lanes_are_divided_among_programs_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_backend("triton", CPU)
+    # Programs of 16 lanes: the interpreter would otherwise run one that is as wide as the batch.
+    monkeypatch.setattr(triton, "next_power_of_2", lambda number: 16)
+
+    device_digests.check_pieces("triton", 0, [(0, 36_000), (16, 3000), (3, 2000)])
 
 
 @pytest.mark.parametrize("dead", ["hash_leaves", "join_pairs"])
