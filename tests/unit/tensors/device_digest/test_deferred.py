@@ -43,6 +43,8 @@ def test_tensors_may_change_as_soon_as_their_digest_is_queued() -> None:
 
 def test_large_tensors_are_hashed_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deferred, "SMALL_BYTES", 100)
+    # The large ones do not fit into the slab.
+    monkeypatch.setattr(deferred, "SLAB_BYTES", 1000)
     queue = DeferredDigests()
     tensors = [torch.arange(10.0), torch.arange(5000.0), torch.arange(11.0), torch.arange(3000.0).view(3, 1000).t()]
 
@@ -56,6 +58,28 @@ def test_more_than_the_slab_takes_is_hashed_in_between(monkeypatch: pytest.Monke
     tensors = [torch.full((number,), float(number)) for number in range(1, 120)]
 
     assert _queue(queue, tensors) == queue.collect().wait()
+
+
+def test_a_launch_has_a_bounded_number_of_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deferred, "_MAX_PIECES", 3)
+    queue = DeferredDigests()
+    expected = _queue(queue, [torch.full((2,), float(number)) for number in range(7)])
+
+    collected = queue.collect()
+
+    assert collected.wait() == expected
+    assert [len(numbers) for copy in collected.copies for _, numbers in copy.launches] == [3, 3, 1]
+
+
+def test_digests_that_another_stream_may_collect_are_kept_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deferred, "SMALL_BYTES", 100)
+    queue = DeferredDigests()
+    queue.queue(torch.arange(5000.0))
+
+    (own,) = queue._queues.values()
+
+    ((queued, _),) = own.launches
+    assert any(queued.nodes is memory for memory in own.stream.kept)
 
 
 def test_numbers_start_again_when_digests_are_collected() -> None:
