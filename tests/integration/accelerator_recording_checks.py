@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -156,6 +157,28 @@ def test_a_run_of_the_cpu_is_never_said_to_differ_from_one_of_the_device(store: 
         assert "host on the host (XXH3)" in note
         with pytest.raises(AssertionError, match="could not be compared: their digests are of different kinds"):
             assert_runs_match(store.run(a), store.run(b))
+
+
+class Hybrid(Training):
+    """A model whose first layers are on the device, and the last one on the CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.last.to(CPU)
+        self.last.register_forward_pre_hook(lambda module, inputs: tuple(each.cpu() for each in inputs))
+
+
+def test_a_difference_after_tensors_that_were_not_compared_may_follow_from_these(store: Store) -> None:
+    host, device = Hybrid(CPU), Hybrid(DEVICE)
+    device.model[0].weight.data[0, 0] += 1  # type: ignore[operator,union-attr]  # of a Linear
+    train(store, "host", host)
+    train(store, "device", device)
+
+    origin = store.diff_runs("host", "device").origin
+
+    assert origin is not None
+    assert origin.step == 0
+    assert re.search(r"; but \d+ tensors before it could not be compared, so it may follow from there", origin.why)
 
 
 @pytest.mark.parametrize("level", ["stats", "full"])

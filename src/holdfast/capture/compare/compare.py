@@ -389,9 +389,10 @@ class _Comparison:
             cls: Class = "equal"
             why = ""
             if index in found:
-                cls, why = ("origin" if found[index].is_origin else "propagated"), found[index].why
-                if found[index].is_origin:
-                    self._keep_origin(rank_step, index, found[index], hints)
+                cause = self._add_doubt(found[index])
+                cls, why = ("origin" if cause.is_origin else "propagated"), cause.why
+                if cause.is_origin:
+                    self._keep_origin(rank_step, index, cause, hints)
             elif verdict.standing == "close":
                 cls = "close"
             elif verdict.standing == "missing":
@@ -400,6 +401,14 @@ class _Comparison:
             yield EventRow(cls, pair.a, pair.b, pair.how, verdict.measure, why, verdict.floor)
         for event in rank_step.alignment.only_b:
             yield EventRow("missing", None, event, why=f"only in {self._b.facts.name}")
+
+    def _add_doubt(self, found: Cause) -> Cause:
+        """Return an origin whose text says that tensors before it are unknown, if there are any."""
+        number = self._unknown.total()
+        if not found.is_origin or not number:
+            return found
+        before = f"{number} tensors before it" if number > 1 else "a tensor before it"
+        return replace(found, why=f"{found.why}; but {before} could not be compared, so it may follow from there")
 
     def _keep(self, row: EventRow) -> None:
         if len(self.rows) < self._options.max_rows:
