@@ -313,9 +313,11 @@ class Filler:
             with self._stages.time("look up"):
                 self._note_known(wanted, self._find_reusable(wanted))
         self._note_damage()
-        for digest in self.lost:
+        # Only those of this call: damaged chunks of earlier calls stay in `lost`, because the caller rewrites them.
+        damaged = self.lost & unknown.keys()
+        for digest in damaged:
             del self._known[digest]
-        self.lost.clear()
+        self.lost -= damaged
         return {digest: chunk for digest, chunk in unknown.items() if digest not in self._known}
 
     def _refer(self, chunk: SourceChunk) -> ChunkRef:

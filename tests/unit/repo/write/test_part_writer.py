@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
+from holdfast.digest import Digest, hash_bytes
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import LEASES, PACKS, SNAPSHOTS, pack_key
-from holdfast.repo.format.source import BytesSource, cut_sources
+from holdfast.repo.format.source import BytesSource, Source, cut_sources
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.roots import read_leases
 from holdfast.repo.names.snapshots import read_name
@@ -99,7 +100,16 @@ def test_a_reused_chunk_that_is_marked_meanwhile_is_written_again_once(ready: Re
     assert made == ["y"], "a group without marked chunks is not created again"
 
 
-def test_a_copy_that_a_later_group_finds_damaged_is_written_again(store: MemoryStore) -> None:
+def hash_all(sources: Sequence[Source]) -> dict[int, list[Digest | None]]:
+    """Return the digests of sources of one chunk each, as if they were on a device."""
+    return {number: [hash_bytes(source.read(0, source.size_bytes))] for number, source in enumerate(sources)}
+
+
+@pytest.mark.parametrize("is_on_device", [False, True], ids=["in memory", "on a device"])
+@pytest.mark.parametrize("is_needed_again", [False, True], ids=["once", "twice"])
+def test_a_copy_that_a_later_group_finds_damaged_is_written_again(
+    store: MemoryStore, is_on_device: bool, is_needed_again: bool
+) -> None:
     save_bytes(new_repo(store), "old", {"x": X, "y": Y})
     repo = new_repo(store)
     pack = only_pack(store)
@@ -108,7 +118,10 @@ def test_a_copy_that_a_later_group_finds_damaged_is_written_again(store: MemoryS
         for name in ("x", "y"):
             rot(store, pack, pack_of(repo, "old", name).offset + 10)
 
-    part = write_part(repo, "a", [make_group("x", X), make_group("y", Y, damage)], purpose="part")
+    make_y, make_x = make_group("y", Y, damage), make_group("again", X)
+    later: MakeSources = (lambda: [*make_y(), *make_x()]) if is_needed_again else make_y
+    digests = {"find_digests": hash_all} if is_on_device else {}
+    part = write_part(repo, "a", [make_group("x", X), later], purpose="part", **digests)
     commit_parts(repo, "a", part)
 
-    assert load_bytes(repo, "a") == {"x": X, "y": Y}
+    assert load_bytes(new_repo(store), "a") == {"x": X, "y": Y}
