@@ -177,7 +177,10 @@ class Queue:
                 self._changed.wait(_RECHECK_S)
 
     def wait_for_missing(self, is_wanted: Callable[[], bool]) -> Sequence[SourceChunk]:
-        """Wait for `note_missing`, and return its chunks; return none if the save ends first (`is_wanted` is False)."""
+        """Wait for `note_missing`, and return its chunks.
+
+        Returns none if the save ends first (`is_wanted` is False), or waits for another piece first.
+        """
         with self._lock:
             while self._missing is None and not self._is_over and is_wanted():
                 self._changed.wait(_RECHECK_S)
@@ -254,6 +257,11 @@ class Queue:
         key = (position, start)
         with self._lock:
             while not (self._is_ended or key in self._pieces or key in self._taken):
+                if self._missing is None:
+                    # The save reads before it looks chunks up, because the name was taken or the store filled up just
+                    # now. The caller waits for the look-up, and this thread for the caller.
+                    self._missing = ()
+                    self._changed.notify_all()
                 self._changed.wait(_RECHECK_S)
             if key in self._taken:
                 raise SourceChanged(
