@@ -34,6 +34,13 @@ def add_digests(request: Request) -> Request:
     return replace(request, digests={**known, **found}) if found else request
 
 
+def drop_digests(request: Request) -> Request:
+    """Return a request without digests; waits for the devices, as `add_digests` does."""
+    if torch.accelerator.is_available():
+        _wait_for({device for source in request.sources for device in _find_devices(source)})
+    return replace(request, digests={})
+
+
 def digest_sources(sources: Iterable[tuple[int, Source]]) -> Digests:
     """Return the digests of those sources that are on devices, each given with its position.
 
@@ -44,29 +51,50 @@ def digest_sources(sources: Iterable[tuple[int, Source]]) -> Digests:
     if not torch.accelerator.is_available():
         return {}
     spans: dict[int, list[DevicePiece]] = {}
+    devices: set[torch.device] = set()
     for number, source in sources:
+        devices.update(_find_devices(source))
         pieces = list(_iter_pieces(source))
         if pieces:
             spans[number] = pieces
-    devices = {pieces[0].data.device for pieces in spans.values()}
     able = {device for device in devices if choose_backend(device).backend != "cpu"}
-    for device in devices - able:
-        if device.type in WITH_STREAMS:
-            torch.get_device_module(device).current_stream(device).synchronize()
     spans = {number: pieces for number, pieces in spans.items() if pieces[0].data.device in able}
     wanted = [piece for pieces in spans.values() for piece in pieces if _is_looked_up(piece)]
     try:
         digests = iter(digest_pieces(wanted))
     except torch.OutOfMemoryError:
+        _wait_for(devices)
         return {}
     except DeviceFault as error:
+        _wait_for(devices)
         # The state can be saved all the same, and should be: a device that begins to fail may not do so again.
         warnings.warn(f"saved from copies in host memory, without digests of the device: {error}", stacklevel=2)
         return {}
+    # Those that have hashed something have been waited for.
+    _wait_for(devices - {piece.data.device for piece in wanted})
     return {
         number: [next(digests) if _is_looked_up(piece) else None for piece in pieces]
         for number, pieces in spans.items()
     }
+
+
+def _wait_for(devices: Iterable[torch.device]) -> None:
+    """Wait for what is queued on the current streams; a copy of another thread waits for the stream of that thread."""
+    for device in devices:
+        if device.type in WITH_STREAMS:
+            torch.get_device_module(device).current_stream(device).synchronize()
+
+
+def _find_devices(source: Source) -> set[torch.device]:
+    """Return the devices that have bytes of a source."""
+    if isinstance(source, PartialSource):
+        return _find_devices(source.inner)
+    tensors: Iterable[torch.Tensor] = ()
+    if isinstance(source, TensorSource):
+        tensors = (source.tensor,)
+    elif isinstance(source, ShardSource):
+        tensors = (piece.tensor for piece in source.pieces)
+    return {tensor.device for tensor in tensors if is_on_device(tensor)}
 
 
 def _is_looked_up(piece: DevicePiece) -> bool:

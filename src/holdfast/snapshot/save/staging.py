@@ -21,7 +21,7 @@ from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import read_name
 from holdfast.repo.write.writer import Request, SaveResult, save
 from holdfast.snapshot.save.copies import Queue, Slabs
-from holdfast.snapshot.save.device_digests import add_digests
+from holdfast.snapshot.save.device_digests import add_digests, drop_digests
 from holdfast.texts import format_bytes
 
 Staging = Literal["full", "budget"]
@@ -170,7 +170,7 @@ class AsyncSaver:
         with self._lock:
             self._wait()
             handle = SaveHandle(request.name, _write=write, _meter=_Meter(other=progress or Silent()))
-            request = add_digests(request) if self._new_saves < _NEW_SAVES else replace(request, digests={})
+            request = add_digests(request) if self._new_saves < _NEW_SAVES else drop_digests(request)
             if staging == "full" and request.digests:
                 self._copy_missing(handle, repo, request)
             elif staging == "full":

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
-from holdfast.digest import hash_bytes
+from holdfast.digest import Digest, hash_bytes
+from holdfast.errors import DeviceFault
+from holdfast.repo.format.boxes import Box
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.write.writer import Request
 from holdfast.snapshot.save import device_digests
-from holdfast.snapshot.save.device_digests import add_digests, digest_sources
+from holdfast.snapshot.save.device_digests import add_digests, digest_sources, drop_digests
 from holdfast.snapshot.save.save import SaveOptions, make_request
 from holdfast.tensors.device_digest.choice import BackendChoice
-from holdfast.tensors.sharding.shard_source import pick_chunks
+from holdfast.tensors.sharding.shard_source import make_shard_source, pick_chunks
+from holdfast.tensors.sharding.sharded import LocalBox, LocalLeaf
 from holdfast.trees.registered import Types
 
 
@@ -86,3 +91,79 @@ def test_what_is_known_is_not_computed_again() -> None:
 def test_a_device_that_cannot_compute_digests_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_digests, "choose_backend", lambda _: BackendChoice("cpu", "a wrong kernel"))
     assert add_digests(request_of({"w": torch.ones(1000)})).digests == {}
+
+
+class Streams:
+    """A device module that notes for which device the current stream is waited for."""
+
+    def __init__(self) -> None:
+        self.waited: list[torch.device] = []
+
+    def current_stream(self, device: torch.device) -> Streams:
+        self.waited.append(device)
+        return self
+
+    def synchronize(self) -> None:
+        pass
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
+    found = Streams()
+    monkeypatch.setattr(device_digests, "WITH_STREAMS", {"cpu"})
+    monkeypatch.setattr(torch, "get_device_module", lambda _: found)
+    return found
+
+
+CPU = torch.device("cpu")
+
+
+def fail_by(error: Exception) -> Callable[[object], list[Digest]]:
+    def fail(_: object) -> list[Digest]:
+        raise error
+
+    return fail
+
+
+@pytest.mark.usefixtures("on_device")
+def test_a_device_that_hashes_nothing_is_waited_for(streams: Streams) -> None:
+    # Stored in the manifest: it is read by other threads, whose copies do not wait for the caller's stream.
+    assert add_digests(request_of({"step": torch.ones(1)})).digests == {0: [None]}
+    assert streams.waited == [CPU]
+
+
+@pytest.mark.usefixtures("on_device")
+def test_a_device_that_hashes_is_waited_for_by_the_hashing(streams: Streams) -> None:
+    assert add_digests(request_of({"w": torch.ones(1000)})).digests
+    assert streams.waited == []
+
+
+@pytest.mark.usefixtures("on_device")
+@pytest.mark.filterwarnings("ignore:saved from copies")
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), DeviceFault("a wrong digest")])
+def test_devices_are_waited_for_if_one_fails(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(device_digests, "digest_pieces", fail_by(error))
+    assert add_digests(request_of({"w": torch.ones(1000)})).digests == {}
+    assert streams.waited == [CPU]
+
+
+@pytest.mark.usefixtures("on_device")
+def test_devices_are_waited_for_if_digests_are_not_wanted(streams: Streams) -> None:
+    request = request_of({"w": torch.ones(1000)})
+    known = Request("x", request.sources, digests={0: [hash_bytes(b"known")]})
+    assert drop_digests(known).digests == {}
+    assert streams.waited == [CPU]
+
+
+@pytest.mark.usefixtures("on_device")
+def test_a_source_that_is_only_partly_on_a_device_is_waited_for(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = torch.ones(500), torch.ones(500)
+    monkeypatch.setattr(device_digests, "is_on_device", lambda tensor: tensor is second)
+    halves = (LocalBox(Box((0,), (500,)), first), LocalBox(Box((500,), (500,)), second))
+    source = make_shard_source("w", None, LocalLeaf("shards", (1000,), torch.float32, halves))
+    assert digest_sources([(0, pick_chunks(source, [(0, 2000)]))]) == {}
+    assert streams.waited == [CPU]
