@@ -82,7 +82,10 @@ class StreamCopier:
     def _lend_pair(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         with self._lock:
             pair = self._pairs.pop() if self._pairs else None
-        pair = pair or (_new_pinned(), _new_pinned())
+        if pair is None:
+            # The next copy may be outside of inference mode, where memory that was allocated in it cannot be written.
+            with torch.inference_mode(mode=False):
+                pair = _new_pinned(), _new_pinned()
         yield pair
         with self._lock:
             if len(self._pairs) < _KEPT_PAIRS:

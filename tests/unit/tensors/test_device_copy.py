@@ -114,6 +114,17 @@ def test_buffers_are_kept_for_the_next_copy(streams: FakeStreams) -> None:
     assert len(copier._pairs) == 1
 
 
+def test_buffers_of_a_copy_in_inference_mode_serve_outside_of_it(streams: FakeStreams) -> None:
+    copier = StreamCopier(CPU, streams)
+    with torch.inference_mode():
+        copier.copy(memoryview(bytearray(10)), make_bytes(10))
+
+    target = bytearray(150)
+    copier.copy(memoryview(target), make_bytes(150))
+
+    assert target == bytes(range(150))
+
+
 def test_a_device_without_streams_copies_directly() -> None:
     target = bytearray(5)
     copy_into(memoryview(target), make_bytes(5))
