@@ -214,8 +214,8 @@ class AsyncSaver:
         """Copy what is not on a device, then those chunks of devices that the save, which has begun, does not find."""
         queue = Queue(None)
         queue.add(early := _list_read(request), self._slabs.copy_chunks(early))
-        self._launch(handle, repo, request, queue)
         with queue.failing(), handle._raising():
+            self._launch(handle, repo, request, queue)
             missing = queue.wait_for_missing(handle._is_under_way)
             # The sources of these chunks are the staged ones, which would wait for what is copied here.
             queue.add_last([chunk._replace(source=request.sources[chunk.position]) for chunk in missing])
@@ -223,8 +223,8 @@ class AsyncSaver:
     def _stream(self, handle: SaveHandle, repo: Repository, request: Request) -> None:
         """Copy piece by piece while another thread writes; returns when the last piece is copied."""
         queue = Queue(repo.budget_bytes // 2)
-        self._launch(handle, repo, request, queue)
         with queue.failing(), handle._raising():
+            self._launch(handle, repo, request, queue)
             missing = queue.wait_for_missing(handle._is_under_way) if request.digests else ()
             queue.fill(_list_read(request, missing), is_wanted=handle._is_under_way)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from holdfast.digest import hash_bytes
 from holdfast.errors import NameInUse
+from holdfast.objects.thread_pool import BackgroundThread
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.write.writer import Request
 from holdfast.snapshot.save import staging
-from holdfast.snapshot.save.staging import AsyncSaver
+from holdfast.snapshot.save.staging import AsyncSaver, Staging
 from tests.kit.saving import load_bytes, new_repo, noise
 
 
@@ -34,3 +37,27 @@ def test_a_name_that_another_process_takes_at_the_last_moment_blocks_nobody(
     with pytest.raises(NameInUse):
         other.wait()
     assert load_bytes(repo, "x") == {"device": noise(5000), "host": noise(5000, 1)}
+
+
+@pytest.mark.parametrize("has_digests", [True, False], ids=["with digests", "without"])
+@pytest.mark.parametrize("way", ["full", "budget"])
+def test_an_interrupt_while_the_thread_starts_leaves_no_thread_that_waits(
+    monkeypatch: pytest.MonkeyPatch, way: Staging, has_digests: bool
+) -> None:
+    repo, saver = new_repo(), AsyncSaver()
+    request = make_request("x", noise(5000), noise(5000, 1))
+    request = request if has_digests else replace(request, digests={})
+    with monkeypatch.context() as patch:
+        start = BackgroundThread.start
+
+        def start_and_interrupt(self: BackgroundThread) -> None:
+            start(self)
+            raise KeyboardInterrupt
+
+        patch.setattr(BackgroundThread, "start", start_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            saver.start(repo, request, staging=way)
+
+    saver.start(repo, replace(request, name="y"), staging=way).wait()
+
+    assert load_bytes(repo, "y") == {"device": noise(5000), "host": noise(5000, 1)}
