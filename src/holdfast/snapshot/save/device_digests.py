@@ -50,17 +50,15 @@ def digest_sources(sources: Iterable[tuple[int, Source]]) -> Digests:
     """
     if not torch.accelerator.is_available():
         return {}
-    spans: dict[int, list[DevicePiece]] = {}
     devices: set[torch.device] = set()
+    on_devices: list[tuple[int, Source]] = []
     for number, source in sources:
-        devices.update(_find_devices(source))
-        pieces = list(_iter_pieces(source))
-        if pieces:
-            spans[number] = pieces
-    able = {device for device in devices if choose_backend(device).backend != "cpu"}
-    spans = {number: pieces for number, pieces in spans.items() if pieces[0].data.device in able}
-    wanted = [piece for pieces in spans.values() for piece in pieces if _is_looked_up(piece)]
+        if found := _find_devices(source):
+            devices |= found
+            on_devices.append((number, source))
     try:
+        spans = _list_spans(on_devices)
+        wanted = [piece for pieces in spans.values() for piece in pieces if _is_looked_up(piece)]
         digests = iter(digest_pieces(wanted))
     except torch.OutOfMemoryError:
         _wait_for(devices)
@@ -76,6 +74,14 @@ def digest_sources(sources: Iterable[tuple[int, Source]]) -> Digests:
         number: [next(digests) if _is_looked_up(piece) else None for piece in pieces]
         for number, pieces in spans.items()
     }
+
+
+def _list_spans(sources: Iterable[tuple[int, Source]]) -> dict[int, list[DevicePiece]]:
+    """Return the chunks of those sources that are on devices which compute digests, by position of the source."""
+    spans = {number: list(_iter_pieces(source)) for number, source in sources}
+    devices = {pieces[0].data.device for pieces in spans.values() if pieces}
+    able = {device for device in devices if choose_backend(device).backend != "cpu"}
+    return {number: pieces for number, pieces in spans.items() if pieces and pieces[0].data.device in able}
 
 
 def _wait_for(devices: Iterable[torch.device]) -> None:

@@ -167,3 +167,13 @@ def test_a_source_that_is_only_partly_on_a_device_is_waited_for(
     source = make_shard_source("w", None, LocalLeaf("shards", (1000,), torch.float32, halves))
     assert digest_sources([(0, pick_chunks(source, [(0, 2000)]))]) == {}
     assert streams.waited == [CPU]
+
+
+@pytest.mark.usefixtures("on_device")
+@pytest.mark.parametrize("name", ["choose_backend", "_iter_pieces"])
+def test_a_device_that_is_full_before_anything_is_hashed_is_read(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(device_digests, name, fail_by(torch.OutOfMemoryError("full")))
+    assert add_digests(request_of({"w": torch.ones(1000)})).digests == {}
+    assert streams.waited == [CPU]
