@@ -48,7 +48,10 @@ class PairMovement:
     pair: int
     """0 for the first two snapshots."""
     distances: dict[str, float | None]
-    """|after - before| / |before| over finite values, by group; None if a tensor of it is new or changed its shape."""
+    """|after - before| / |before| over finite values, by group; None if a tensor of it is new or changed its shape.
+
+    NaN if values of it became NaN or infinite, or ceased to be.
+    """
     read_bytes: int
     """Bytes that had to be read for this, of both sides."""
 
@@ -81,10 +84,20 @@ class _Sums:
     difference: float = 0.0
     before: float = 0.0
     is_known: bool = True
+    is_finite: bool = True
+    """Whether the same values are finite on both sides."""
+
+    def add_difference(self, before: torch.Tensor, after: torch.Tensor, repeats: int = 1) -> None:
+        gap = after - before
+        self.difference += repeats * _sum_squares(gap)
+        if not bool(gap.isfinite().all()) and not torch.equal(before.isfinite(), after.isfinite()):
+            self.is_finite = False
 
     def find_distance(self) -> float | None:
         if not self.is_known:
             return None
+        if not self.is_finite:
+            return math.nan
         if not self.difference:
             return 0.0
         found = math.sqrt(self.difference / self.before) if self.before else math.inf
@@ -186,14 +199,14 @@ class _Pair:
             for block, ref in zip(blocks, chunks if run.is_changed else chunks[1:], strict=True):
                 self.squares[bytes(ref.digest), str(dtype)] = _sum_squares(block)
             if run.is_changed:
-                sums.difference += _sum_squares(blocks[1] - blocks[0])
+                sums.add_difference(blocks[0], blocks[1])
 
     def _iter_tiles(self, leaf: _LeafPair, sums: _Sums) -> Iterator[int]:
         layouts = leaf.before.readable.layout, leaf.after.readable.layout
         repeats = count_repeats(*layouts)
         for tile in iter_tiles(*layouts, limit_bytes=_BLOCK_BYTES, limit_items=_BLOCK_ITEMS):
             before, after = (side.read(tile).double() for side in (leaf.before, leaf.after))
-            sums.difference += repeats * _sum_squares(after - before)
+            sums.add_difference(before, after, repeats)
             sums.before += repeats * _sum_squares(before)
             size_bytes = before.numel() * layouts[0].item_bytes
             self.read_bytes += 2 * size_bytes

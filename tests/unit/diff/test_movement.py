@@ -99,12 +99,24 @@ def test_what_cannot_be_compared_is_unknown(store: holdfast.Store) -> None:
     assert pairs[0].distances == {"x": None, "z": math.inf, "new": None}
 
 
-def test_values_that_are_not_finite_do_not_count(store: holdfast.Store) -> None:
-    before, after = torch.ones(100), torch.ones(100)
-    before[3], after[3:5] = math.nan, math.inf
+def test_values_that_are_not_finite_on_both_sides_do_not_count(store: holdfast.Store) -> None:
+    before, after = torch.ones(100), torch.full((100,), 2.0)
+    before[3], after[3] = math.nan, math.inf
     (pair,) = measure(store, [{"x": before}, {"x": after}])
 
-    assert pair.distances == {"x": 0.0}
+    assert pair.distances == {"x": 1.0}
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_group_whose_values_become_or_cease_to_be_finite_has_no_distance(
+    store: holdfast.Store, bad: float, dtype: torch.dtype
+) -> None:
+    whole, broken = torch.ones(100), torch.ones(100)
+    broken[3] = bad
+    pairs = measure(store, [{"x": whole}, {"x": broken.to(dtype)}, {"x": whole}])
+
+    assert all(distance is not None and math.isnan(distance) for pair in pairs for distance in pair.distances.values())
 
 
 def test_sharded_tensors_are_measured() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -134,7 +133,7 @@ def _describe_pair(found: PairMovement, gap: float) -> dict[str, Json]:
 
 
 def _divide(distance: float | None, gap: float) -> Json:
-    return None if distance is None or math.isnan(distance) else describe_number(distance / gap)
+    return None if distance is None else describe_number(distance / gap)
 
 
 def _describe_progress(found: MeasuredBytes) -> dict[str, Json]:
