@@ -45,6 +45,7 @@ class Options(TypedDict, total=False):
 
     spec: Json
     metadata: Mapping[str, Json]
+    environment: Mapping[str, Json]
     overwrite: bool
     verify_reuse: bool
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from holdfast.errors import NotFound, SnapshotGone
+from holdfast.errors import BadName, NotFound, SnapshotGone
 from holdfast.json_text import Json
 from holdfast.query.described import describe_damage, describe_snapshot
 from holdfast.query.facts import MISSING, Facts, is_finite
 from holdfast.query.globs import Glob, is_glob
 from holdfast.query.lineage import parse_lineage
 from holdfast.query.select import Query, parse_query, select
-from holdfast.repo.format.layout import split_prefix
+from holdfast.repo.format.layout import snapshot_stem, split_prefix, tag_stem
 from holdfast.repo.format.rank_manifests import Manifests, read_manifests
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
@@ -26,7 +27,9 @@ from holdfast.serving.listing import StoreState
 MAX_PAGE: Final = 500
 MAX_POINTS: Final = 20_000
 """Snapshots in the columns for charts; of more, the newest."""
-MAX_METRICS: Final = 24
+MAX_METRICS: Final = 100
+_MAX_NUMBERS: Final = 500_000
+"""Numbers in the columns for charts: with very many snapshots, fewer metrics have a column, but at least 24."""
 MAX_LOADS: Final = 2000
 """Loads before saves that are listed; of more, the newest."""
 _EXPRESSION: Final = re.compile(r"[<>=~]|\bin\s*\(|\b(?:like|not)\s|\sexists\b")
@@ -116,9 +119,13 @@ def find_metrics(facts: Iterable[Facts]) -> list[str]:
 
 
 def describe_series(state: StoreState, found: Sequence[Facts]) -> dict[str, Json]:
-    """Return the chosen snapshots as columns, oldest first: names, times, steps, sizes, each number, and lineage."""
+    """Return the chosen snapshots as columns, oldest first: names, times, steps, sizes, each number, and lineage.
+
+    A number that is not finite is null in its column, and named in `not_finite` by its place in the column.
+    """
     shown = sorted(found, key=lambda each: each.snapshot.time_s)[-MAX_POINTS:]
     numbers = [dict(_iter_numbers(each)) for each in shown]
+    metrics = find_metrics(found)[: max(24, _MAX_NUMBERS // max(1, len(shown)))]
     return {
         "state": state.mark,
         "total": len(found),
@@ -127,7 +134,8 @@ def describe_series(state: StoreState, found: Sequence[Facts]) -> dict[str, Json
         "step": [step if is_finite(step := each.find_step()) else None for each in shown],
         "logical_bytes": [each.snapshot.logical_bytes for each in shown],
         "tags": {each.snapshot.name: list(each.tags) for each in shown if each.tags},
-        "numbers": {name: [_plot(row.get(name)) for row in numbers] for name in find_metrics(found)},
+        "numbers": {name: [_plot(row.get(name)) for row in numbers] for name in metrics},
+        "not_finite": {name: bad for name in metrics if (bad := dict(_iter_not_finite(numbers, name)))},
         "loads": list(_iter_loads(shown))[-MAX_LOADS:],
     }
 
@@ -149,18 +157,28 @@ def _iter_loads(shown: Sequence[Facts]) -> Iterator[Json]:
             seen.add(pair)
 
 
+def _iter_not_finite(numbers: Iterable[Mapping[str, Json]], name: str) -> Iterator[tuple[str, Json]]:
+    for at, row in enumerate(numbers):
+        if name in row and not is_finite(row[name]):
+            yield str(at), describe_number(row[name])
+
+
 def _plot(value: Json) -> Json:
     return value if is_finite(value) else None
 
 
 def find_named(state: StoreState, name: str) -> Facts:
-    """Return the snapshot with a name, else the one with a tag; raises NotFound."""
+    """Return the snapshot with a name, else the one with a tag; raises NotFound, or what is wrong with its record."""
     for facts in state.facts:
         if facts.snapshot.name == name:
             return facts
     for facts in state.facts:
         if name in facts.tags:
             return facts
+    stems = {stem for make_stem in (snapshot_stem, tag_stem) for stem in _find_stem(make_stem, name)}
+    for damaged in state.damaged:
+        if damaged.stem in stems:
+            raise damaged.error
     raise NotFound(f"there is no snapshot or tag {name!r}; it may have been deleted", name=name)
 
 
@@ -173,6 +191,12 @@ def read_present(repo: Repository, snapshot: CommittedSnapshot) -> Manifests:
             f"{snapshot.name!r} is gone: its manifest was collected or lost; list the snapshots again",
             name=snapshot.name,
         ) from error
+
+
+def _find_stem(make_stem: Callable[[str], str], name: str) -> Iterator[str]:
+    """Yield the stem of a name; none for a name that cannot exist."""
+    with suppress(BadName):
+        yield make_stem(name)
 
 
 def read_sizes(repo: Repository, snapshot: CommittedSnapshot) -> dict[str, int]:

@@ -238,8 +238,11 @@ def read_heat(tensor: OpenTensor, text: str) -> dict[str, Json]:
     """Read a 2-D slice as a grid of at most 160 x 160 cells, each the mean of its finite values, or None.
 
     `text` is an index that leaves one or two dims; the last two, if there are more. Of a slice with more than 32 Mi
-    values, rows at equal distances are read.
+    values, rows at equal distances are read. The grid of a tensor without values has no cells.
     """
+    if 0 in tensor.shape and not text.strip():
+        whole = [[0, size] for size in tensor.shape]
+        return {"index": whole, "rows": [0, 0], "columns": [0, 0], "stride": 1, "cells": []}
     index = _keep_two(parse_index(text, tensor.shape), tensor.shape)
     spans = [range(*part.indices(size)) for part, size in _pair(index, tensor) if isinstance(part, slice)]
     rows, columns = spans if len(spans) == 2 else [range(1), *spans] if spans else [range(1), range(1)]

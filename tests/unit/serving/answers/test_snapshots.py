@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from holdfast.errors import NotFound
+from holdfast.errors import Corrupt, NotFound
 from holdfast.objects.memory import MemoryStore
 from holdfast.query.lineage import LineageLog
 from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
@@ -74,6 +74,7 @@ def test_columns_have_gaps_where_there_is_no_number(monkeypatch: pytest.MonkeyPa
 
     by_name = dict(zip(found["names"], found["numbers"]["loss"], strict=True))
     assert by_name == {"a/step-1": 1.0, "a/step-2": None, "b=1/x": None, "in/place": 3}
+    assert found["not_finite"] == {"loss": {str(found["names"].index("a/step-2")): "nan"}}
     assert (cut["total"], len(cut["names"])) == (4, 2)
 
 
@@ -93,6 +94,30 @@ def test_loads_before_saves_are_pairs_and_what_is_left_of_a_run_stands_for_its_f
 
     (load,) = found["loads"]
     assert (found["names"][load[0]], load[1]) == ("run/2", "base/1")
+
+
+def test_of_very_many_snapshots_fewer_metrics_have_a_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    repo = new_repo(MemoryStore())
+    for number in (1, 2):
+        metrics = {f"m{at:02}": at for at in range(30)}
+        save_bytes(repo, f"a/{number}", {"x": b"x"}, metadata={"metrics": metrics})
+    state = WatchedListing(repo).read()
+
+    assert len(describe_series(state, state.facts)["numbers"]) == 30
+    monkeypatch.setattr(snapshots, "_MAX_NUMBERS", 10)
+    assert len(describe_series(state, state.facts)["numbers"]) == 24
+
+
+def test_a_damaged_name_is_not_said_to_be_deleted() -> None:
+    repo = new_repo(MemoryStore())
+    save_bytes(repo, "a", {"x": b"1"})
+    (record,) = repo.store.list("snapshots/")
+    data = repo.store.read(record.key, limit_bytes=record.size_bytes)
+    repo.store.delete(record.key)
+    repo.store.create(record.key, data.replace(b"logical", b"logicat"))
+
+    with pytest.raises(Corrupt, match="snapshots/"):
+        find_named(WatchedListing(repo).read(), "a")
 
 
 def test_a_name_wins_over_a_tag_and_nobody_is_not_found() -> None:

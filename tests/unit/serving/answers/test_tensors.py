@@ -153,6 +153,10 @@ def test_of_a_huge_slice_some_rows_are_read(snapshot: holdfast.Snapshot, monkeyp
     assert [line[0] for line in found["cells"]] == [0.0, 60.0, 120.0, 180.0, 240.0]
 
 
+def test_the_map_of_a_tensor_without_values_has_no_cells(snapshot: holdfast.Snapshot) -> None:
+    assert read_heat(open_tensor(snapshot, "empty"), "")["cells"] == []
+
+
 def test_what_is_no_tensor_or_too_large_is_refused(
     snapshot: holdfast.Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +165,7 @@ def test_what_is_no_tensor_or_too_large_is_refused(
     with pytest.raises(BadName, match="cannot be shown as numbers"):
         open_tensor(snapshot, "names")
     with pytest.raises(BadName, match="selects nothing"):
-        read_heat(open_tensor(snapshot, "empty"), "")
+        read_heat(open_tensor(snapshot, "empty"), "0:0")
     monkeypatch.setattr(tensors, "_WHOLE_BYTES", 8)
     with pytest.raises(TooLarge, match="too large"):
         open_tensor(snapshot, "window")
