@@ -187,6 +187,16 @@ def test_the_keyboard_is_enough(opened: Browser) -> None:
     assert opened.run("document.activeElement.id") == "grid"
 
 
+def test_a_narrow_table_shows_the_names(browser: Browser, page: Path) -> None:
+    browser.size(420, 900)
+    browser.open(page)
+
+    keys = browser.run("[...document.querySelectorAll('.head > *')].map((cell) => cell.dataset.key)")
+    assert keys[:2] == ["verdict", "fqn"]
+    box = "document.querySelector('.row.on .name').getBoundingClientRect()"
+    assert browser.run(f"{box}.left < innerWidth - 150")
+
+
 def test_every_control_has_a_name(opened: Browser) -> None:
     nodes = opened.call("Accessibility.getFullAXTree")["nodes"]
 

@@ -32,6 +32,7 @@ export function addCursor(picture, points, spec) {
     const moves = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity };
     if (event.key in moves) show(Math.max(0, Math.min(points.length - 1, at + moves[event.key])));
     else if (event.key === "Enter" && at >= 0) spec.choose(points[at]);
+    else if (event.key === "Escape" && !byId("tip").hidden) hide();
     else return;
     event.preventDefault();
   });

@@ -13,17 +13,20 @@ export function short(number) {
   if (!Number.isFinite(number)) return number > 0 ? "inf" : "-inf";
   if (number === 0) return "0";
   const size = Math.abs(number);
-  if (size >= 1e5 || size < 1e-2) return number.toExponential(2).replace("e+", "e");
+  if (size >= 1e5 || size < 1e-2) return number.toExponential(2).replace("e+", "e").replace(/\.?0+e/, "e");
   return Number.isInteger(number) ? count(number) : String(Number(number.toPrecision(4)));
 }
 
 // With enough digits to show a difference between two runs.
 export function exact(number) {
-  return Number.isFinite(number) ? String(Number(number.toPrecision(8))) : short(number);
+  if (!Number.isFinite(number)) return short(number);
+  return Number.isSafeInteger(number) ? count(number) : String(Number(number.toPrecision(8)));
 }
 
+// JSON has no infinity: Python writes it as the text inf, which Number() does not know.
 export function numeral(value) {
-  return value === null || value === undefined ? NaN : Number(value);
+  if (value === null || value === undefined) return NaN;
+  return { inf: Infinity, "-inf": -Infinity }[value] ?? Number(value);
 }
 
 // el("p", {class: "muted"}, "text", child): attributes are set one by one, texts become text nodes.

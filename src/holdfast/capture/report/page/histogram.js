@@ -4,7 +4,7 @@ import { clean, el, numeral, short, svg } from "./elements.js";
 // Draws one or two sides on one axis, as densities, because their bins may differ. A side has low, high and histogram.
 export function drawHistogram(host, sides, names, isLog) {
   // A host that is not in the document yet has no width.
-  const width = Math.max(280, Math.min(720, Math.round(host.clientWidth) || 540)), height = 190, left = 8, bottom = height - 24, top = 8;
+  const width = Math.max(280, Math.min(720, Math.round(host.clientWidth) || 540)), height = 204, left = 8, bottom = height - 24, top = 22;
   const drawn = sides.map((side) => (side && side.histogram.length ? side : null));
   const ends = drawn.filter(Boolean).map((side) => [numeral(side.low), numeral(side.high)]);
   if (!ends.length) return;
@@ -25,6 +25,7 @@ export function drawHistogram(host, sides, names, isLog) {
     const anchor = part === 0 ? "start" : part === 1 ? "end" : "middle";
     picture.append(svg("text", { x: x(value), y: height - 7, "text-anchor": anchor }, short(Math.abs(value) < (high - low) * 1e-9 ? 0 : value)));
   }
+  picture.append(svg("text", { class: "axis-name", x: 0, y: 11 }, isLog ? "density, logarithmic" : "density"));
   const signs = ["\u25A0 ", "\u2014 "];
   const key = names.map((name, at) => (drawn[at] ? el("span", { class: at ? "side-b" : "side-a" }, signs[at] + clean(name)) : null));
   host.replaceChildren(picture, el("div", { class: "key" }, key));

@@ -49,7 +49,7 @@ function startFacts() {
   const head = () => el("thead", {}, el("tr", {}, el("td"), el("th", { scope: "col", class: "side-a" }, clean(data.a.name)), el("th", { scope: "col", class: "side-b" }, clean(data.b.name))));
   const body = el("tbody");
   for (const [title, show] of lines) body.append(el("tr", {}, el("th", { scope: "row" }, title), el("td", {}, show(data.a)), el("td", {}, show(data.b))));
-  const card = el("section", { class: "card", "aria-label": "Runs" }, el("h2", {}, "Runs"), el("div", { class: "facts" }, el("table", {}, head(), body), drawNotes()));
+  const card = el("section", { class: "card", "aria-label": "Runs" }, el("h2", {}, "Runs"), el("div", { class: "facts", tabindex: "0", role: "group", "aria-label": "Facts of both runs" }, el("table", {}, head(), body), drawNotes()));
   byId("facts").append(card);
   byId("facts").classList.toggle("single", !data.environment.length);
   if (!data.environment.length) return;
@@ -57,7 +57,7 @@ function startFacts() {
   for (const [key, a, b] of data.environment) differences.append(el("tr", {}, el("th", { scope: "row", class: "mono name" }, clean(key)), el("td", { class: "mono" }, clean(a)), el("td", { class: "mono" }, clean(b))));
   byId("facts").append(el("section", { class: "card", "aria-label": "Environment" },
     el("h2", {}, `Environment: ${count(data.environment.length)} differ`),
-    el("div", { class: "facts", tabindex: "0" }, el("table", {}, head(), differences))));
+    el("div", { class: "facts", tabindex: "0", role: "group", "aria-label": "Differences of the environment" }, el("table", {}, head(), differences))));
 }
 
 function drawNotes() {

@@ -8,7 +8,7 @@ const COLUMNS = [
   { name: "phase", title: "Phase", width: "86px", show: (row) => text("phase", row) },
   { name: "kind", title: "Kind", width: "92px", show: (row) => text("kind", row) },
   { name: "fqn", title: "Name", width: "minmax(180px, 2fr)", show: fullName, wide: true },
-  { name: "rel", title: "Rel. L2", width: "78px", number: true, show: (row) => short(rows.rel[row]), tip: "|a - b| / |a|" },
+  { name: "rel", title: "Rel. L2", width: "78px", number: true, show: (row) => short(rows.rel[row]), tip: "|a - b| / |a|; the bar below it is logarithmic, from 1e-8 to 1" },
   { name: "abs", title: "Max |d|", width: "78px", number: true, show: (row) => short(rows.abs[row]), tip: "the largest difference of two values" },
   { name: "cos", title: "Cosine", width: "84px", number: true, show: (row) => cosine(rows.cos[row]), tip: "cosine similarity of the two tensors" },
   { name: "ulp", title: "ULP", width: "78px", number: true, show: (row) => ulps(rows.ulp[row]), tip: "the largest difference in units in the last place; > 1000 is more than rounding" },
@@ -39,6 +39,8 @@ function startTable() {
   const isEmpty = (name) => rows[name].every((value) => rows.text[value] === "");
   const unused = new Set([isOneRank ? "rank" : "", isEmpty("bad") ? "bad" : "", isEmpty("source") ? "source" : ""]);
   table.columns = COLUMNS.filter((column) => !unused.has(column.name));
+  // A narrow page shows the first columns: the name has to be one of them.
+  if (window.innerWidth <= 600) table.columns.sort((p, q) => isEarly(q) - isEarly(p));
   table.template = table.columns.map((column) => (column.wide ? fitNames() : column.width)).join(" ");
   table.head = el("div", { class: "head", role: "row" });
   for (const column of table.columns) {
@@ -65,6 +67,10 @@ function startTable() {
   for (const [name, title] of CHOICES) addChoice(name, title, isOneRank);
   refilter();
   if (data.origin >= 0) showFirst(data.origin);
+}
+
+function isEarly(column) {
+  return column.name === "verdict" || column.name === "fqn" ? 1 : 0;
 }
 
 // The column of names is as wide as the longest one, within reason: a name that is cut says little.
