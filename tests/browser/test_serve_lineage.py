@@ -10,7 +10,7 @@ import torch
 
 import holdfast
 from tests.browser.chromium import Browser
-from tests.browser.looking import fill, show
+from tests.browser.looking import fill, serving, show
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -62,6 +62,17 @@ def test_runs_are_lanes_and_each_load_before_a_save_is_a_link(page: Browser) -> 
         "Lineage 2 runs continue another one; 1 was resumed"
     )
     assert page.run("document.querySelectorAll('img').length") == 0
+
+
+def test_a_run_that_continues_another_one_appears_by_itself(browser: Browser, tmp_path: Path) -> None:
+    train(tmp_path / "ckpts", "base", range(1, 3))
+    with holdfast.open(tmp_path / "ckpts") as store, serving(browser, store) as page:
+        page.wait_for("document.querySelector('#timeline svg')")
+        assert page.run("document.querySelector('#lineage').hidden")
+        train(tmp_path / "ckpts", "tuned", range(3, 4), loaded="base/step-2")
+        page.wait_for(DRAWN)
+
+        assert page.run(LINKS) == ["tuned/step-3 continues base/step-2"]
 
 
 def test_a_lane_has_the_colour_of_its_run_in_the_plot_above(page: Browser) -> None:

@@ -41,7 +41,7 @@ def test_a_cell_shows_its_layer_as_a_line_and_leads_on(page: Browser) -> None:
     page.press("ArrowRight")
     tip = page.run("document.querySelector('#tip').textContent")
     assert tip.startswith("model.layers.2llama/base/step-200 to llama/base/step-300")
-    assert tip.endswith(" a step")
+    assert tip.endswith(" per step")
     page.press("Enter")
     page.wait_for("location.hash.includes('layer=model.layers.2')")
     assert page.run("document.querySelector('#layer-title').textContent") == "model.layers.2"

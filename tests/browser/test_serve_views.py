@@ -146,6 +146,53 @@ def test_every_control_is_reached_by_tab_has_a_name_and_shows_the_focus(page: Br
     assert len(reached) == count, page.run(f"{missed}.map((node) => node.outerHTML.slice(0, 120))")
 
 
+@pytest.mark.parametrize("view", VIEWS)
+def test_whatever_can_have_the_focus_or_is_a_picture_has_a_name_and_a_role(page: Browser, view: str) -> None:
+    open_view(page, view)
+    unnamed = []
+    for node in page.call("Accessibility.getFullAXTree")["nodes"]:
+        role = node["role"]["value"]
+        focusable = any(each["name"] == "focusable" for each in node.get("properties", ()))
+        if node["ignored"] or role == "RootWebArea" or node.get("name", {}).get("value", "").strip():
+            continue
+        if role in ("image", "img", "columnheader", "progressbar") or (focusable and role != "main"):
+            unnamed.append((role, page.call("DOM.describeNode", backendNodeId=node["backendDOMNodeId"])["node"]))
+
+    assert unnamed == []
+
+
+EDGES: Final = """(() => {
+  const parse = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => {
+    const part = (value) => (value / 255 <= 0.04045 ? value / 255 / 12.92 : ((value / 255 + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * part(r) + 0.7152 * part(g) + 0.0722 * part(b);
+  };
+  const card = parse(getComputedStyle(document.querySelector('.card')).backgroundColor);
+  const ratio = (color) => {
+    const [a, b] = [light(parse(color)), light(card)];
+    return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  };
+  const boxes = [...document.querySelectorAll('main :is(input:not([type=checkbox]), select, .button)')];
+  const holders = boxes.filter((box) => box.placeholder);
+  return [
+    boxes.length, Math.min(...boxes.map((box) => ratio(getComputedStyle(box).borderTopColor))),
+    holders.length, Math.min(...holders.map((box) => ratio(getComputedStyle(box, '::placeholder').color))),
+  ];
+})()"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("view", ["snapshots", "sharing", "report"])
+def test_edges_of_controls_and_placeholders_have_contrast(page: Browser, view: str, scheme: str) -> None:
+    page.emulate(scheme=scheme)
+    open_view(page, view)
+    boxes, edge, holders, text = page.run(EDGES)
+
+    assert min(boxes, holders) > 0
+    assert edge >= 3.0
+    assert text >= 4.5
+
+
 KEYS: Final = {
     "snapshots": (".grid", ["Enter"], "location.hash.startsWith('#/snapshot?')"),
     "snapshot": (".grid", ["Enter"], "!location.hash.endsWith('step-1200')"),

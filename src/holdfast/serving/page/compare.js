@@ -1,6 +1,6 @@
 // The view of two snapshots: what changed, as a map of layers and kinds, and as a table; measured while it is shown.
 import { askLines } from "./api.js";
-import { bytes, drawHeat, drawScale, ends, progress, shaped } from "./charts.js";
+import { bytes, drawHeat, drawLogScale, drawMeanings, ends, logShare, progress, shaped } from "./charts.js";
 import { clean, count, el, numeral, short } from "./elements.js";
 import { showError } from "./errors.js";
 import { Grid } from "./grid.js";
@@ -8,6 +8,7 @@ import { address, go, note } from "./router.js";
 import { link } from "./snapshot.js";
 
 const MEASURES = { relative_l2: "relative L2", max_abs: "largest difference", angle: "1 - cosine" };
+const MISSING = "equal, not there, or of another shape";
 const MAX_COLUMNS = 1000, MAX_KINDS = 200;
 const COLLATOR = new Intl.Collator("en", { numeric: true });
 const SIGNS = { added: "+", removed: "\u2212", changed: "~" };
@@ -42,8 +43,9 @@ class CompareView {
     this.map = el("div", { id: "layers" });
     this.groups = el("select", { "aria-label": "Which layers", onchange: (event) => { this.group = event.target.value; note({ group: this.group }); this.drawMap(); } });
     const measures = el("select", { "aria-label": "Which measure", id: "measure", onchange: (event) => { this.measure = event.target.value; note({ measure: this.measure }); this.drawMap(); } }, Object.entries(MEASURES).map(([name, title]) => el("option", { value: name, selected: name === this.measure }, title)));
-    this.scale = el("span");
-    this.mapCard = el("section", { class: "card", "aria-labelledby": "layers-title", hidden: true }, el("div", { class: "bar" }, el("h2", { id: "layers-title" }, "Layers"), this.groups, measures, el("span", { class: "spring" }), this.scale), this.map);
+    this.scale = el("span", { class: "legend" });
+    this.mapCard = el("section", { class: "card", "aria-labelledby": "layers-title", hidden: true }, el("div", { class: "bar" }, el("h2", { id: "layers-title" }, "Layers"), this.groups, measures, el("span", { class: "spring" }), this.scale),
+      el("p", { class: "muted help" }, "Columns are layers, rows are the tensors of a layer. Click a cell, or press Enter on it, to see both tensors."), this.map);
     this.box = el("input", { type: "search", value: this.filter, placeholder: "Filter by name", autocomplete: "off", spellcheck: "false", "aria-label": "Filter by name" });
     this.status = el("span", { class: "muted", id: "shown", role: "status", "aria-live": "polite" });
     this.table = el("div");
@@ -74,7 +76,7 @@ class CompareView {
         next = performance.now() + Math.max(400, 9 * (performance.now() - now));
       }
       this.update();
-      this.done.replaceChildren();
+      this.drawCounts();
       this.grid.node.focus({ preventScroll: true });
     } catch (error) {
       if (error.name === "AbortError") return;
@@ -133,19 +135,18 @@ class CompareView {
       if (!known || row[this.measure] > known[this.measure]) places.set(place, row);
     }
     const cell = (row, column) => places.get(kinds[row] + "\n" + column);
-    const values = rows.map((row) => row[this.measure]).filter((value) => value > 0 && Number.isFinite(value));
+    const values = rows.filter((row) => !row.broken).map((row) => row[this.measure]).filter((value) => value > 0 && Number.isFinite(value));
     const [low, high] = ends(values);
     const shown = layers.filter((_, at) => at % width === 0);
-    // Logarithmic: relative differences of layers are often powers of ten apart.
-    const share = (value) => (!(value > 0) ? 0 : !(high > low) ? 1 : 0.12 + (0.88 * Math.log(Math.min(value, high) / low)) / Math.log(high / low));
+    const cells = kinds.map((_, row) => shown.map((_, column) => { const found = cell(row, column); return !found ? null : found.broken ? NaN : found[this.measure]; }));
     drawHeat(this.map, {
       label: `${MEASURES[this.measure]} by layer and kind, from ${short(low)} to ${short(high)}`,
-      cells: kinds.map((_, row) => shown.map((_, column) => { const found = cell(row, column); return found ? found[this.measure] : null; })),
-      share, rowNames: kinds.map((kind) => clean(kind) || "(itself)"), columnNames: shown.map(String),
-      describe: (row, column) => { const found = cell(row, column); return found ? [clean(found.name), `${MEASURES[this.measure]} ${short(found[this.measure])}`] : [`${clean(kinds[row])}, layer ${shown[column]}`, "equal, or not there"]; },
+      cells, share: logShare(low, high), rowNames: kinds.map((kind) => clean(kind) || "(itself)"), columnNames: shown.map(String),
+      describe: (row, column) => { const found = cell(row, column); return found ? [clean(found.name), `${MEASURES[this.measure]} ${showMeasure(found, found[this.measure])}`] : [`${clean(kinds[row])}, layer ${shown[column]}`, MISSING]; },
       choose: (row, column) => { const found = cell(row, column); if (found) this.open(found); },
     });
-    this.scale.replaceChildren(...(values.length ? [drawScale(low, high, false)] : []));
+    const meanings = { ...(cells.some((line) => line.includes(null)) ? { none: MISSING } : {}), ...(rows.some((row) => row.broken) ? { bad: "NaN or infinite in one of the two" } : {}) };
+    this.scale.replaceChildren(...drawMeanings(meanings), ...(values.length ? [drawLogScale(low, high)] : []));
   }
 
   open(row) {
@@ -158,13 +159,31 @@ class CompareView {
 function makeRow(change) {
   const facts = change.after || change.before, far = change.distances[0];
   const number = (value) => (value === null || value === undefined ? null : numeral(value));
-  const cosine = far ? number(far.cosine) : null;
+  const cosine = far ? number(far.cosine) : null, broken = findBroken(far);
+  // Distances are over finite values: for a tensor that became NaN, they would be those of what is left.
+  const measured = (value) => (broken && value !== null ? Infinity : value);
   const what = facts.dtype ? `${facts.dtype} ${shaped(facts.shape || [])}` : facts.text || facts.kind;
   return {
-    name: change.name, lower: change.name.toLowerCase(), kind: change.kind, what, how: describe(change), isTensor: Boolean(facts.dtype && facts.shape),
-    relative_l2: far ? number(far.relative_l2) : null, max_abs: far ? number(far.max_abs) : null, cosine, angle: cosine === null ? null : 1 - cosine,
+    name: change.name, lower: change.name.toLowerCase(), kind: change.kind, what, how: [describe(change), ...countBad(far)].join(", "), isTensor: Boolean(facts.dtype && facts.shape),
+    broken, relative_l2: far ? measured(number(far.relative_l2)) : null, max_abs: far ? measured(number(far.max_abs)) : null, cosine, angle: broken ? Infinity : cosine === null ? null : 1 - cosine,
     share: far && far.total ? far.mismatches / far.total : null, layer: findLayer(change.name),
   };
+}
+
+// Returns what the values of one side are and those of the other are not: NaN or Inf.
+function findBroken(far) {
+  if (!far) return "";
+  return far.nan[0] !== far.nan[1] ? "NaN" : far.inf[0] !== far.inf[1] ? "Inf" : "";
+}
+
+function showMeasure(row, value) {
+  return row.broken ? row.broken : short(value);
+}
+
+// How many values are not finite, before and after; as `holdfast diff` prints it.
+function countBad(far) {
+  const both = far ? [["NaN", far.nan], ["Inf", far.inf]] : [];
+  return both.filter(([, found]) => found[0] || found[1]).map(([name, found]) => `${name} ${found.map(count).join(" \u2192 ")}`);
 }
 
 function findLayer(name) {
@@ -191,9 +210,9 @@ function columns() {
     { name: "name", title: "Name", main: true, width: "minmax(220px, 3fr)", sort: "name", show: (row) => clean(row.name) || "(the tree)" },
     { name: "what", title: "What", wide: true, width: "minmax(130px, 1.4fr)", sort: "what", show: (row) => clean(row.what) },
     { name: "how", title: "Differs in", wide: true, width: "minmax(110px, 1.2fr)", show: (row) => clean(row.how) },
-    { name: "relative_l2", title: "Rel. L2", number: true, width: "84px", sort: "relative_l2", tip: "|a - b| / |a|", show: (row) => short(row.relative_l2) },
-    { name: "max_abs", title: "Max |d|", number: true, wide: 560, width: "84px", sort: "max_abs", tip: "the largest difference of two values", show: (row) => short(row.max_abs) },
-    { name: "cosine", title: "Cosine", number: true, wide: true, width: "96px", sort: "angle", tip: "cosine similarity", show: (row) => near(row.cosine) },
+    { name: "relative_l2", title: "Rel. L2", number: true, width: "84px", sort: "relative_l2", tip: "|a - b| / |a|; inf if a is zero; NaN or Inf if one of the two has such values", show: (row) => showMeasure(row, row.relative_l2) },
+    { name: "max_abs", title: "Max |d|", number: true, wide: 560, width: "84px", sort: "max_abs", tip: "the largest difference of two values", show: (row) => showMeasure(row, row.max_abs) },
+    { name: "cosine", title: "Cosine", number: true, wide: true, width: "96px", sort: "angle", tip: "cosine similarity", show: (row) => (row.broken ? row.broken : near(row.cosine)) },
     { name: "share", title: "Differ", number: true, wide: true, width: "76px", sort: "share", tip: "share of values that differ", show: (row) => (row.share === null ? "" : Number((100 * row.share).toPrecision(3)) + " %") },
   ];
 }

@@ -2,7 +2,7 @@
 import { el } from "./elements.js";
 import { showError } from "./errors.js";
 
-const ROW = 30, SPARE = 6, PAGE = 100, WIDE = 720;
+const ROW = 30, SPARE = 6, PAGE = 100, WIDE = 720, EMPTY = 190;
 let number = 0;
 
 // spec: label, columns [{name, title, width, show(row), number, wide, main, tip, sort}] where `wide` is the least width of
@@ -64,6 +64,7 @@ export class Grid {
       const found = await this.spec.read(page * PAGE, PAGE, this.sort);
       if (version !== this.version) return;
       this.error.replaceChildren();
+      this.node.hidden = false;
       this.pages.set(page, found.rows);
       this.total = found.total;
       this.active = Math.max(0, Math.min(this.active, this.total - 1));
@@ -71,7 +72,10 @@ export class Grid {
     } catch (error) {
       if (version !== this.version) return;
       this.pages.delete(page);
-      if (error.name !== "AbortError") showError(this.error, error);
+      if (error.name === "AbortError") return;
+      showError(this.error, error);
+      // The rows before are not those that were asked for.
+      if (this.total === null) this.node.hidden = true;
     }
   }
 
@@ -108,7 +112,7 @@ export class Grid {
   makeHead(column) {
     const field = column.sort;
     const order = this.sort === field ? "ascending" : this.sort === "-" + field ? "descending" : "none";
-    const inside = field ? el("button", { type: "button", title: column.tip, "aria-label": column.title ? null : column.tip, onclick: () => this.sortBy(column) }, column.title) : el("span", { class: "muted", title: column.tip }, column.title);
+    const inside = field ? el("button", { type: "button", title: column.tip, "aria-label": column.title ? null : column.tip, onclick: () => this.sortBy(column) }, column.title) : el("span", { class: column.title ? "muted" : "hidden", title: column.tip }, column.title || column.tip);
     return el("div", { role: "columnheader", class: column.number ? "num" : null, "data-key": column.name, "aria-sort": field ? order : null }, inside);
   }
 
@@ -129,7 +133,8 @@ export class Grid {
       this.body.style.height = total * ROW + "px";
       // A short table is as high as its rows.
       const wanted = total * ROW + 52;
-      this.node.style.height = total && wanted < Math.min(620, 0.7 * window.innerHeight) ? wanted + "px" : "";
+      const isShort = this.total !== null && wanted < Math.min(620, 0.7 * window.innerHeight);
+      this.node.style.height = isShort ? (total ? wanted : EMPTY) + "px" : "";
       this.empty.hidden = this.total !== 0;
       this.node.setAttribute("aria-rowcount", String(total + 1));
       this.pool.forEach((row) => { row.dataset.at = ""; });
@@ -171,7 +176,7 @@ export class Grid {
       const parts = [shown].flat().filter((part) => part !== null && part !== undefined);
       // A name is isolated, because a narrow table shows its end, by the direction of the cell.
       cell.replaceChildren(...(column.main ? [el("bdi", {}, parts)] : parts));
-      cell.title = column.main && row ? cell.textContent : "";
+      cell.title = row && !column.number ? cell.textContent : "";
     });
   }
 

@@ -31,15 +31,20 @@ export async function openHealth(main, parameters, signal) {
 
 async function check(list, verdict, buttons, isFull, signal) {
   const counts = { error: 0, warning: 0, note: 0 };
-  let shown = 0;
+  let shown = 0, isNew = false;
   for (const button of buttons) button.disabled = true;
   list.replaceChildren();
   verdict.textContent = isFull ? "Reading every byte\u2026" : "Checking\u2026";
   try {
     for await (const line of askLines("check", { read: isFull ? "true" : "" }, signal)) {
       if (line.finding) {
+        isNew ||= line.finding.code === "config-missing";
         counts[line.finding.severity]++;
         if (shown++ < MAX_SHOWN) list.append(drawFinding(line.finding));
+      } else if (isNew && !line.checked.snapshots && !line.checked.manifests && !line.checked.packs) {
+        // The first save writes the config.
+        list.replaceChildren();
+        verdict.replaceChildren(el("span", { class: "pill c-other" }, "Empty"), " Nothing was saved yet.");
       } else verdict.replaceChildren(...summarize(line.checked, counts, isFull));
     }
   } catch (error) {
@@ -51,13 +56,17 @@ async function check(list, verdict, buttons, isFull, signal) {
   }
 }
 
+function plural(number, noun) {
+  return `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
+}
+
 function summarize(checked, counts, isFull) {
   const isHealthy = !counts.error && !counts.warning;
-  const found = Object.entries(counts).filter(([, number]) => number).map(([kind, number]) => `${count(number)} ${kind}${number === 1 ? "" : "s"}`).join(", ");
+  const found = Object.entries(counts).filter(([, number]) => number).map(([kind, number]) => plural(number, kind)).join(", ");
   const depth = isFull ? `${bytes(checked.bytes_read)} were read.` : "Values were not read.";
   return [
     el("span", { class: "pill " + (isHealthy ? "c-equal" : "c-origin") }, isHealthy ? "Healthy" : "Damaged"),
-    ` Checked ${count(checked.snapshots)} snapshots, ${count(checked.manifests)} manifests, ${count(checked.packs)} packs and ${count(checked.chunks)} chunks: ${found || "nothing to report"}. ${depth}`,
+    ` Checked ${plural(checked.snapshots, "snapshot")}, ${plural(checked.manifests, "manifest")}, ${plural(checked.packs, "pack")} and ${plural(checked.chunks, "chunk")}: ${found || "nothing to report"}. ${depth}`,
   ];
 }
 

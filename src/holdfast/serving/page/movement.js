@@ -1,10 +1,11 @@
 // How far each layer moves from one snapshot of a series to the next: a map of layers and steps, and a line for one layer.
 import { askLines } from "./api.js";
-import { bytes, drawHeat, drawLines, drawScale, progress, when } from "./charts.js";
+import { bytes, drawHeat, drawLines, drawLogScale, drawMeanings, logShare, progress, when } from "./charts.js";
 import { clean, count, el, numeral, short } from "./elements.js";
 import { showError } from "./errors.js";
 import { address, go, note } from "./router.js";
 
+const UNKNOWN = "not known: new, or of another shape", BROKEN = "values became NaN or infinite, or ceased to be";
 const natural = new Intl.Collator("en", { numeric: true });
 
 export async function openMovement(main, parameters, signal) {
@@ -20,11 +21,12 @@ class MovementView {
     this.status = el("p", { class: "muted", id: "moves-status", role: "status", "aria-live": "polite" });
     this.done = el("div", { class: "bar", id: "progress" });
     this.map = el("div", { id: "moves", class: "tall" });
-    this.scale = el("span");
+    this.scale = el("span", { class: "legend" });
     this.plot = el("div", { class: "plot", id: "moves-plot" });
     this.title = el("h2", { id: "layer-title", class: "name" }, "One layer");
     this.links = el("div", { class: "bar", id: "moves-links" });
-    this.mapCard = el("section", { class: "card", "aria-labelledby": "moves-title", hidden: true }, el("div", { class: "bar" }, el("h2", { id: "moves-title" }, "Layers"), el("span", { class: "spring" }), this.scale), this.map);
+    this.mapCard = el("section", { class: "card", "aria-labelledby": "moves-title", hidden: true }, el("div", { class: "bar" }, el("h2", { id: "moves-title" }, "Layers"), el("span", { class: "spring" }), this.scale),
+      el("p", { class: "muted help" }, "Columns are snapshots in order, each compared with the one before. Click a row, or press Enter on it, to plot it below."), this.map);
     this.plotCard = el("section", { class: "card", "aria-labelledby": "layer-title", hidden: true }, this.title, this.links, this.plot);
     main.append(el("section", { class: "card" }, this.drawForm(), el("p", { class: "muted help" }, "The relative L2 distance of each layer from the snapshot before. Layers that are equal are not read."), this.error, this.status, this.done), this.mapCard, this.plotCard);
     document.addEventListener("themed", () => this.draw(), { signal });
@@ -109,11 +111,11 @@ class MovementView {
   }
 
   columnName(column) {
-    return this.head.steps ? String(this.head.steps[column + 1]) : String(column + 2);
+    return this.head.steps ? count(this.head.steps[column + 1]) : String(column + 2);
   }
 
   get unit() {
-    return this.head.per === "step" ? "a step" : "from snapshot to snapshot";
+    return this.head.per === "step" ? "per step" : "from snapshot to snapshot";
   }
 
   draw() {
@@ -126,23 +128,23 @@ class MovementView {
     let low = Infinity, high = 0;
     const cells = this.rows.map((_, row) => Array.from({ length: wide }, (_, column) => this.value(row, column)));
     for (const line of cells) for (const cell of line) if (cell > 0 && Number.isFinite(cell)) [low, high] = [Math.min(low, cell), Math.max(high, cell)];
-    // Logarithmic: layers often move by powers of ten differently.
-    const share = (value) => (!(value > 0) ? 0 : !(high > low) ? 1 : 0.12 + (0.88 * Math.log(Math.min(value, high) / low)) / Math.log(high / low));
     const top = this.map.scrollTop;
     drawHeat(this.map, {
       label: `How far each of ${count(this.rows.length)} layers moves over ${count(wide)} comparisons, from ${short(low)} to ${short(high)} ${this.unit}`,
-      cells, share, rowNames: this.rows.map((name) => clean(name) || "(the tree)"), columnNames: cells[0].map((_, column) => this.columnName(column)),
+      cells, share: logShare(low, high), rowNames: this.rows.map((name) => clean(name) || "(the tree)"), columnNames: cells[0].map((_, column) => this.columnName(column)),
       describe: (row, column) => [clean(this.rows[row]), `${clean(this.head.names[column])} to ${clean(this.head.names[column + 1])}`, this.describe(cells[row][column])],
       choose: (row, column) => this.choose(this.rows[row], column),
     });
     this.map.scrollTop = top;
-    this.scale.replaceChildren(...(high ? [drawScale(low, high, false)] : []), ...(this.more ? [el("span", { class: "muted" }, ` ${count(this.more)} more layers are not shown`)] : []));
+    const flat = cells.flat(), meanings = { ...(flat.includes(0) ? { zero: "equal" } : {}), ...(flat.includes(null) ? { none: UNKNOWN } : {}), ...(flat.some(Number.isNaN) ? { bad: BROKEN } : {}) };
+    this.scale.replaceChildren(...drawMeanings(meanings), ...(high ? [drawLogScale(low, high)] : []), ...(this.more ? [el("span", { class: "muted" }, ` ${count(this.more)} more layers are not shown`)] : []));
     if (!this.rows.includes(this.layer)) this.layer = this.rows[this.findFarthest(cells)];
     this.drawPlot();
   }
 
   describe(value) {
-    return value === null ? "not known: new, or of another shape" : value === 0 ? "equal" : `${short(value)} ${this.unit}`;
+    if (Number.isNaN(value)) return BROKEN;
+    return value === null ? UNKNOWN : value === 0 ? "equal" : `${short(value)} ${this.unit}`;
   }
 
   findFarthest(cells) {
@@ -166,10 +168,10 @@ class MovementView {
     const x = (column) => (this.head.steps ? this.head.steps[column + 1] : this.head.time_s[column + 1]);
     const columns = this.pairs.map((_, column) => column);
     const line = (name, find) => ({ name, points: columns.map((column) => ({ x: x(column), y: find(column), column, name })).filter((point) => point.y !== null && Number.isFinite(point.y)) });
-    const median = (column) => { const all = this.rows.map((_, at) => this.value(at, column)).filter((value) => value !== null).sort((p, q) => p - q); return all.length ? all[all.length >> 1] : null; };
+    const median = (column) => { const all = this.rows.map((_, at) => this.value(at, column)).filter((value) => value !== null && !Number.isNaN(value)).sort((p, q) => p - q); return all.length ? all[all.length >> 1] : null; };
     const isStep = Boolean(this.head.steps);
     drawLines(this.plot, {
-      label: `How far ${clean(this.layer)} moves ${this.unit}, and the median of all layers`, xName: isStep ? "step" : "saved", xWidth: isStep ? 90 : 160,
+      label: `How far ${clean(this.layer)} moves ${this.unit}, and the median of all layers`, xName: isStep ? "step" : "saved", yName: `relative L2 ${this.unit}`, xLeast: isStep ? 1 : 60, xWidth: isStep ? 90 : 160,
       series: [line(clean(this.layer), (column) => this.value(row, column)), ...(this.rows.length > 1 ? [line("median of all layers", median)] : [])].filter((one) => one.points.length),
       showX: isStep ? (value) => count(value) : when, showY: short,
       describe: (point) => [point.name, `${clean(this.head.names[point.column])} to ${clean(this.head.names[point.column + 1])}`, this.describe(point.y)],

@@ -27,7 +27,7 @@ class PairsView {
     this.table = el("div", { hidden: true });
     this.card = el("section", { class: "card", "aria-labelledby": "pairs-title" },
       el("div", { class: "bar filters" }, el("h2", { id: "pairs-title" }, "Bytes that two snapshots share"), el("label", { class: "search" }, this.box), this.turn, this.status, el("span", { class: "spring" }), this.scale),
-      this.error, this.map, el("h3", {}, "Shares with"), this.head, this.table);
+      el("p", { class: "muted help" }, "The diagonal shows all that a snapshot uses in packs."), this.error, this.map, el("h3", {}, "Shares with"), this.head, this.table);
     this.grid = new Grid(this.table, {
       label: "Snapshots that share bytes with the chosen one", sort: "-shared_bytes", columns: columns(),
       read: (offset, limit, sort) => this.readShares(offset, limit, sort),

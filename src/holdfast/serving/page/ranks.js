@@ -42,7 +42,7 @@ export function drawRanks(found, parameters, signal) {
       size("size_bytes", "Size", "bytes of the values that it stored"),
       size("new_bytes", "New", "bytes that the store did not have before"),
       { ...size("stored_bytes", "Stored", "its chunks in packs, and its manifest"), wide: true },
-      { name: "share", title: "", wide: true, width: "minmax(80px, 1fr)", show: (row) => bar(row, state.most) },
+      { name: "share", title: "", tip: "Bytes, and the part of them that was new", wide: true, width: "minmax(80px, 1fr)", show: (row) => bar(row, state.most) },
     ],
     read: async (offset, limit, sort) => {
       const page = await ask("ranks", { name: found.name, sort, offset, limit }, signal);

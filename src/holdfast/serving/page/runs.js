@@ -46,7 +46,7 @@ function columns(picked, pick) {
     return [node];
   };
   return [
-    { name: "pick", title: "", width: "36px", show: box },
+    { name: "pick", title: "", tip: "Chosen for a comparison", width: "36px", show: box },
     { name: "name", title: "Name", main: true, width: "minmax(180px, 2fr)", show: (run) => clean(run.name) },
     { name: "status", title: "Status", width: "100px", show: (run) => clean(run.status) },
     { name: "ranks", title: "Ranks", number: true, width: "64px", show: (run) => count(run.world) },

@@ -17,7 +17,7 @@ export async function openSharing(main, parameters, signal) {
   const map = el("div", { id: "shared" }), scale = el("span"), table = el("div");
   const pairs = drawPairs(parameters, signal), prune = drawPrune(parameters, signal);
   main.append(
-    found.series.length > 1 ? el("section", { class: "card", "aria-labelledby": "shared-title" }, el("div", { class: "bar" }, el("h2", { id: "shared-title" }, "Bytes that two series share"), el("span", { class: "spring" }), scale), map) : "",
+    found.series.length > 1 ? el("section", { class: "card", "aria-labelledby": "shared-title" }, el("div", { class: "bar" }, el("h2", { id: "shared-title" }, "Bytes that two series share"), el("span", { class: "spring" }), scale), el("p", { class: "muted help" }, "A series is all snapshots with the same name up to the last slash. The diagonal shows all that a series uses."), map) : "",
     pairs.card, prune.card,
     el("section", { class: "card", "aria-labelledby": "own-title" }, el("h2", { id: "own-title" }, "What deleting one snapshot can free"), table));
   const draw = (page) => {
@@ -81,6 +81,9 @@ function columns() {
 function drawShared(found, map, scale) {
   let most = 1;
   found.shared.forEach((line, row) => line.forEach((size, column) => { if (row !== column) most = Math.max(most, size); }));
+  // If no two series share anything, the scale is that of the diagonal.
+  const all = Math.max(...found.shared.map((line, at) => line[at]));
+  if (most === 1) most = Math.max(1, all);
   const names = found.series.map(clean);
   drawHeat(map, {
     label: `Bytes that two series share, up to ${bytes(most)}`, cells: found.shared,

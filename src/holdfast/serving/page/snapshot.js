@@ -39,7 +39,7 @@ function drawHead(found) {
       fact("New", bytes(found.new_bytes), "written by this save"),
       fact("Shared", bytes(found.reused_bytes), "in the store before"),
       fact("Stored", bytes(found.stored_bytes), "in packs and manifests"),
-      fact("Values", amount(found.items), `in ${count(found.leaves)} leaves`),
+      fact("Values", amount(found.items), `in ${count(found.leaves)} ${found.leaves === 1 ? "leaf" : "leaves"}`),
       found.ranks ? fact("Ranks", count(found.ranks), "saved it together") : null));
 }
 
@@ -55,16 +55,16 @@ export function amount(number) {
 function drawAbout(found) {
   const rows = [
     ["Saved", when(found.time_s)],
-    ["Step", found.step === null ? "" : clean(found.step)],
+    ["Step", found.step === null ? "" : typeof found.step === "number" ? count(found.step) : clean(found.step)],
     ["Digest", el("code", {}, found.digest)],
     ["Loaded", found.loaded.length ? found.loaded.flatMap((name, at) => [at ? ", " : null, link("snapshot", { name }, name)]) : ""],
     ["Saved after", found.previous ? link("snapshot", { name: found.previous }, found.previous) : ""],
     ["Continued by", found.children.length ? found.children.slice(0, 6).flatMap((name, at) => [at ? ", " : null, link("snapshot", { name }, name)]) : ""],
-    ...Object.entries(found.numbers).map(([name, value]) => [clean(name), short(numeral(value))]),
+    ...Object.entries(found.numbers).map(([name, value]) => [clean(name), value === "nan" ? "NaN" : short(numeral(value))]),
     ...Object.entries(found.metadata).filter(([name]) => name !== "metrics" && !(name in found.numbers)).map(([name, value]) => [clean(name), text(value)]),
     ...Object.entries(found.environment).filter(([name]) => name !== "lineage").map(([name, value]) => [clean(name.replaceAll("_", " ")), text(value)]),
   ];
-  return el("section", { class: "card", id: "facts", "aria-label": "Facts" }, el("h2", {}, "Facts"), el("div", { class: "facts", tabindex: "0" }, pairs(rows)));
+  return el("section", { class: "card", id: "facts", "aria-label": "Facts" }, el("h2", {}, "Facts"), el("div", { class: "facts", tabindex: "0", role: "group", "aria-label": "List of facts" }, pairs(rows)));
 }
 
 function text(value) {
@@ -79,7 +79,7 @@ function drawParts(found) {
     return el("tr", {}, el("th", { scope: "row", class: "mono name" }, clean(part.name) || "(the tree)"), el("td", { class: "num" }, count(part.leaves)), el("td", { class: "num" }, part.items ? amount(part.items) : ""), el("td", { class: "num" }, part.bytes ? bytes(part.bytes) : ""), el("td", { class: "share-cell" }, bar));
   });
   const head = el("thead", {}, el("tr", {}, ["Part", "Leaves", "Values", "Size", ""].map((title, at) => el(title ? "th" : "td", { scope: title ? "col" : null, class: at ? "num" : null }, title))));
-  return el("section", { class: "card", "aria-label": "Parts" }, el("h2", {}, "Parts"), el("div", { class: "facts", tabindex: "0" }, el("table", {}, head, el("tbody", {}, rows))));
+  return el("section", { class: "card", "aria-label": "Parts" }, el("h2", {}, "Parts"), el("div", { class: "facts", tabindex: "0", role: "group", "aria-label": "Table of parts" }, el("table", {}, head, el("tbody", {}, rows))));
 }
 
 function drawLeaves(main, found, parameters, signal) {
@@ -100,7 +100,7 @@ function drawLeaves(main, found, parameters, signal) {
     label: "Leaves", sort: parameters.sort || "", columns: leafColumns(found),
     read: async (offset, limit, sort) => {
       const page = await ask("leaves", { name: found.name, fold, filter: state.filter, folded: state.folded ? "true" : "", sort, offset, limit }, signal);
-      status.textContent = state.folded ? `${count(page.total)} lines for ${count(page.leaves)} leaves` : `${count(page.total)} of ${count(page.leaves)} leaves`;
+      status.textContent = state.folded ? `${count(page.total)} ${page.total === 1 ? "line" : "lines"} for ${count(page.leaves)} ${page.leaves === 1 ? "leaf" : "leaves"}` : `${count(page.total)} of ${count(page.leaves)} ${page.leaves === 1 ? "leaf" : "leaves"}`;
       return { total: page.total, rows: page.lines.map((line) => ({ ...line, cut: shortCut(page.cuts && page.cuts[line.first]) })) };
     },
     open: (line) => openLine(found, line),

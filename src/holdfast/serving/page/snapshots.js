@@ -1,14 +1,15 @@
 // The view of all snapshots: a filter, their numbers over steps or times, and a table.
 import { ask } from "./api.js";
-import { bytes, drawLines, sparkline, when } from "./charts.js";
+import { bytes, drawLines, ends, sparkline, when } from "./charts.js";
 import { clean, count, el, numeral, short } from "./elements.js";
 import { showError } from "./errors.js";
 import { Grid } from "./grid.js";
 import { drawLineage, seriesOf } from "./lineage.js";
 import { address, go, note } from "./router.js";
 
-const SHOWN_METRICS = 4, MAX_SERIES = 12;
+const SHOWN_METRICS = 4, MAX_TILES = 7, MAX_SERIES = 12;
 const SIZE = "size";
+const NOT_FINITE = { nan: "NaN" };
 
 export async function openSnapshots(main, parameters, signal) {
   const view = new SnapshotsView(main, parameters, signal);
@@ -22,6 +23,7 @@ class SnapshotsView {
     this.filter = parameters.filter || "";
     this.chosen = parameters.metric || "";
     this.by = parameters.by === "time" ? "time" : "step";
+    this.isLog = parameters.log === "true";
     this.picked = [];
     this.sizes = new Map();
     this.asked = new Set();
@@ -85,8 +87,8 @@ class SnapshotsView {
       this.metrics = metrics;
       this.grid.setColumns(this.makeColumns());
     }
-    const broken = found.damaged.length ? `; ${count(found.damaged.length)} damaged: run \`holdfast check\`` : "";
-    this.status.textContent = `${count(found.total)} ${found.total === 1 ? "snapshot" : "snapshots"}${broken}`;
+    const broken = found.damaged.length ? [`; ${count(found.damaged.length)} damaged: see `, el("a", { href: address("health") }, "Health")] : [];
+    this.status.replaceChildren(`${count(found.total)} ${found.total === 1 ? "snapshot" : "snapshots"}`, ...broken);
     return { total: found.total, rows: found.snapshots };
   }
 
@@ -105,12 +107,12 @@ class SnapshotsView {
 
   makeColumns() {
     const size = (name) => (row) => { const found = this.sizes.get(row.digest + row.generation); return found ? bytes(found[name]) : ""; };
-    const metrics = this.metrics.map((name, at) => ({ name: "number-" + name, title: clean(name), number: true, wide: [720, 860, 1280, 1280][at], sort: /^[A-Za-z_][\w.]*$/.test(name) ? name : null, width: "minmax(80px, 104px)", show: (row) => (name in row.numbers ? short(numeral(row.numbers[name])) : "") }));
+    const metrics = this.metrics.map((name, at) => ({ name: "number-" + name, title: clean(name), tip: clean(name), number: true, wide: [720, 860, 1280, 1280][at], sort: /^[A-Za-z_][\w.]*$/.test(name) ? name : null, width: "minmax(80px, 104px)", show: (row) => (name in row.numbers ? NOT_FINITE[row.numbers[name]] || short(numeral(row.numbers[name])) : "") }));
     return [
-      { name: "pick", title: "", width: "36px", show: (row) => this.drawPick(row.name) },
+      { name: "pick", title: "", tip: "Chosen for a comparison", width: "36px", show: (row) => this.drawPick(row.name) },
       { name: "name", title: "Name", main: true, width: "minmax(230px, 3fr)", sort: "name", show: (row) => [el("a", { href: address("snapshot", { name: row.name }), tabindex: "-1" }, clean(row.name))] },
       { name: "saved", title: "Saved", width: "152px", wide: true, sort: "created", show: (row) => when(row.time_s) },
-      { name: "step", title: "Step", number: true, width: "66px", sort: "step", show: (row) => (row.step === null ? "" : clean(row.step)) },
+      { name: "step", title: "Step", number: true, width: "66px", sort: "step", show: (row) => (row.step === null ? "" : typeof row.step === "number" ? count(row.step) : clean(row.step)) },
       { name: "size", title: "Size", number: true, width: "80px", sort: "size", show: (row) => bytes(row.logical_bytes), tip: "the size of the values, without sharing" },
       { name: "new", title: "New", number: true, wide: true, width: "80px", show: size("new_bytes"), tip: "bytes that this save wrote" },
       { name: "reused", title: "Shared", number: true, wide: true, width: "80px", show: size("reused_bytes"), tip: "bytes that the store had already" },
@@ -166,7 +168,8 @@ class SnapshotsView {
     const choose = (by) => { this.by = by; note({ by }); this.draw(); draw(); };
     const buttons = { step: "By step", time: "By time" };
     const bar = el("div", { class: "bar" });
-    const draw = () => bar.replaceChildren(...Object.entries(buttons).map(([by, title]) => el("button", { type: "button", class: "quiet", "data-by": by, "aria-pressed": String(this.by === by), onclick: () => choose(by) }, title)), el("span", { class: "spring" }), this.drawMovement());
+    const log = el("button", { type: "button", class: "quiet", id: "log", "aria-pressed": String(this.isLog), onclick: () => { this.isLog = !this.isLog; log.setAttribute("aria-pressed", String(this.isLog)); note({ log: this.isLog ? "true" : "" }); this.draw(); } }, "Logarithmic");
+    const draw = () => bar.replaceChildren(...Object.entries(buttons).map(([by, title]) => el("button", { type: "button", class: "quiet", "data-by": by, "aria-pressed": String(this.by === by), onclick: () => choose(by) }, title)), log, el("span", { class: "spring" }), this.drawMovement());
     draw();
     return bar;
   }
@@ -175,13 +178,29 @@ class SnapshotsView {
     const numbers = this.series ? this.series.numbers : {};
     const names = Object.keys(numbers);
     if (this.chosen !== SIZE && !names.includes(this.chosen)) this.chosen = names[0] || SIZE;
-    const card = (name, title, values, shown) => el("button", { type: "button", class: "tile metric", "data-metric": name, "aria-pressed": String(this.chosen === name), onclick: () => { this.chosen = name; note({ metric: name }); this.drawStrip(); this.draw(); } },
+    const card = (name, title, values, shown) => el("button", { type: "button", class: "tile metric", "data-metric": name, title: `${title}: the newest value, and its course in up to 3 series`, "aria-pressed": String(this.chosen === name), onclick: () => this.plotNumber(name) },
       el("span", {}, title), el("strong", {}, shown), sparkline(this.split(values)));
-    const last = (values) => short(values.filter((value) => value !== null).at(-1));
-    const cards = names.slice(0, 7).map((name) => card(name, clean(name), numbers[name], last(numbers[name])));
+    const last = (name) => {
+      const bad = this.series.not_finite[name] || {}, at = numbers[name].findLastIndex((value, place) => value !== null || place in bad);
+      return at in bad ? NOT_FINITE[bad[at]] || bad[at] : short(numbers[name][at]);
+    };
+    // Those that have no tile are in a list; the chosen one always has a tile.
+    const shown = names.slice(0, MAX_TILES);
+    if (this.chosen !== SIZE && !shown.includes(this.chosen)) shown.splice(-1, 1, this.chosen);
+    const cards = shown.map((name) => card(name, clean(name), numbers[name], last(name)));
     const sizes = this.series ? this.series.logical_bytes : [];
     cards.push(card(SIZE, "size", sizes, sizes.length ? bytes(sizes.at(-1)) : ""));
+    const rest = names.filter((name) => !shown.includes(name));
+    if (rest.length) cards.push(el("select", { id: "more-numbers", "aria-label": "Plot another number", onchange: (event) => this.plotNumber(event.target.value) }, el("option", { value: "" }, `${count(rest.length)} more\u2026`), rest.map((name) => el("option", { value: name }, clean(name)))));
     this.strip.replaceChildren(...(this.series && this.series.names.length ? cards : []));
+  }
+
+  plotNumber(name) {
+    this.chosen = name;
+    note({ metric: name });
+    this.drawStrip();
+    this.draw();
+    this.strip.querySelector("[aria-pressed=true]").focus();
   }
 
   // Returns the values of each series of names, such as those below run1/, the longest first.
@@ -204,7 +223,6 @@ class SnapshotsView {
     const found = this.series, isSize = this.chosen === SIZE;
     const values = isSize ? found.logical_bytes : found.numbers[this.chosen];
     const byTime = this.by === "time" || !found.step.some((step) => step !== null);
-    const showX = byTime ? when : (x) => count(x);
     const groups = new Map();
     values.forEach((y, at) => {
       const x = byTime ? found.time_s[at] : found.step[at];
@@ -213,18 +231,24 @@ class SnapshotsView {
       if (!groups.has(series)) groups.set(series, []);
       groups.get(series).push({ x, y, name });
     });
-    const series = [...groups].map(([key, points]) => ({ key, name: clean(key), points: points.sort((p, q) => p.x - q.x) }));
+    const series = [...groups].map(([name, points]) => ({ key: name, name: clean(name), points: points.sort((p, q) => p.x - q.x) }));
     series.sort((p, q) => q.points.length - p.points.length);
-    const show = isSize ? bytes : short;
+    const show = isSize ? bytes : short, xs = { xName: byTime ? "saved" : "step", xWidth: byTime ? 160 : 90, xLeast: byTime ? 60 : 1, showX: byTime ? when : count };
     drawLines(this.plot, {
       label: `${clean(this.chosen)} of ${count(values.length)} snapshots, over ${byTime ? "time" : "steps"}`,
-      xName: byTime ? "saved" : "step", series: series.length > MAX_SERIES ? joinRest(series) : series,
-      xWidth: byTime ? 160 : 90, showX, showY: show,
+      ...xs, yName: clean(this.chosen), isLog: this.isLog, yUnit: isSize ? findUnit(values) : 0, series: series.length > MAX_SERIES ? joinRest(series) : series, showY: show,
       describe: (point) => [clean(point.name), `${clean(this.chosen)} ${show(point.y)}`, byTime ? when(point.x) : "step " + count(point.x)],
       choose: (point) => go("snapshot", { name: point.name }),
+      marks: isSize ? [] : Object.entries(found.not_finite[this.chosen] || {}).map(([at, text]) => ({ x: byTime ? found.time_s[at] : found.step[at], text: NOT_FINITE[text] || text, title: found.names[at] })).filter((mark) => mark.x !== null),
     });
-    drawLineage(this.lineage, { found, byTime, showX, order: series.map((one) => one.key) });
+    const styles = new Map(series.map((one, at) => [one.key, "p-" + Math.min(at, MAX_SERIES - 1)]));
+    drawLineage(this.lineage, { ...xs, found, byTime, styles });
   }
+}
+
+// The unit that sizes are shown in: ticks are multiples of a tenth of it.
+function findUnit(sizes) {
+  return 1024 ** Math.max(0, Math.floor(Math.log(Math.max(1, ...ends(sizes)) / 1000) / Math.log(1024)) + 1);
 }
 
 // Beyond a dozen series, single snapshots are drawn as one series of points.

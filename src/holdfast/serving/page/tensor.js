@@ -1,6 +1,6 @@
 // The view of one tensor, or of the same tensor in two snapshots: statistics, histogram, heat map, values by index.
 import { ask, askLines } from "./api.js";
-import { bytes, drawHeat, drawScale, progress, shaped } from "./charts.js";
+import { bytes, drawHeat, drawMeanings, drawScale, progress, shaped } from "./charts.js";
 import { clean, count, el, exact, numeral, short } from "./elements.js";
 import { showError } from "./errors.js";
 import { drawHistogram } from "./histogram.js";
@@ -16,6 +16,11 @@ export async function openTensor(main, parameters, signal) {
   return { close: () => view.pieces && view.pieces.close(), refresh: null };
 }
 
+// Integers with all digits, other numbers with four.
+function raw(value) {
+  return Number.isSafeInteger(value) ? count(value) : short(value);
+}
+
 class TensorView {
   constructor(main, { name, leaf, other, index }, signal) {
     Object.assign(this, { name, leaf, other: other || "", signal, index: index || "", isLog: false });
@@ -27,8 +32,8 @@ class TensorView {
     this.histogram = el("div", { class: "chart plot", id: "histogram" });
     this.error = el("div");
     this.map = el("div", { id: "heat" });
-    this.scale = el("span");
-    this.values = el("div", { id: "values", class: "facts", tabindex: "0" });
+    this.scale = el("span", { class: "legend" });
+    this.values = el("div", { id: "values", class: "facts", tabindex: "0", role: "group", "aria-label": "Values by index" });
     this.box = el("input", { id: "index", value: this.index, placeholder: ":, :", autocomplete: "off", spellcheck: "false", "aria-describedby": "index-help" });
     this.mapError = el("div");
     const log = el("button", { type: "button", class: "quiet", "aria-pressed": "false", onclick: () => { this.isLog = !this.isLog; log.setAttribute("aria-pressed", String(this.isLog)); this.draw(); } }, "Logarithmic");
@@ -68,16 +73,17 @@ class TensorView {
 
   draw() {
     const known = this.found.filter(Boolean), first = this.found[0] || known[0];
-    this.facts.textContent = `${first.dtype} ${shaped(first.shape)}, ${amount(first.items)} values, ${bytes(first.bytes)}`;
+    const magnitudes = first.dtype.startsWith("complex") ? "; complex numbers are shown by their magnitudes" : "";
+    this.facts.textContent = `${first.dtype} ${shaped(first.shape)}, ${amount(first.items)} ${first.items === 1 ? "value" : "values"}, ${bytes(first.bytes)}${magnitudes}`;
     const left = known.find((found) => found.done < found.items);
     this.done.replaceChildren(...(left ? [progress(left.done, left.items), el("span", { class: "muted" }, `${count(left.done)} of ${count(left.items)} values read`)] : []));
     const sides = this.other ? this.found : [this.found[0]];
     const head = this.other ? el("thead", {}, el("tr", {}, el("td"), el("th", { scope: "col", class: "side-a name" }, clean(this.name)), el("th", { scope: "col", class: "side-b name" }, clean(this.other)))) : null;
-    const body = LINES.map(([title, name]) => el("tr", {}, el("th", { scope: "row" }, title), sides.map((side) => el("td", {}, side ? exact(numeral(side[name])) : ""))));
+    const body = LINES.map(([title, name]) => el("tr", {}, el("th", { scope: "row" }, title), sides.map((side) => el("td", {}, side ? exact(numeral(side[name])) || "\u2013" : ""))));
     this.stats.replaceChildren(el("table", {}, head, el("tbody", {}, body)));
     const drawn = sides.map((side) => (side ? { low: side.histogram.low, high: side.histogram.high, histogram: side.histogram.counts } : null));
     if (drawn.some((side) => side && side.histogram.length)) drawHistogram(this.histogram, drawn, this.other ? [this.name, this.other] : [this.name], this.isLog);
-    else this.histogram.replaceChildren(el("p", { class: "muted" }, "No finite value."));
+    else this.histogram.replaceChildren(el("p", { class: "muted" }, first.items ? "No finite value." : "The tensor has no values."));
   }
 
   zoom(index) {
@@ -91,6 +97,10 @@ class TensorView {
     try {
       this.heat = await ask("heat", { name: this.name, leaf: this.leaf, index: this.index }, this.signal);
       this.mapError.replaceChildren();
+      if (!this.heat.cells.length) {
+        this.map.replaceChildren(el("p", { class: "muted" }, "The tensor has no values."));
+        return;
+      }
       this.drawHeat();
       const corner = this.heat.index.map((part) => (Array.isArray(part) ? `${part[0]}:${Math.min(part[1], part[0] + 12)}` : String(part))).join(", ");
       this.drawValues(await ask("values", { name: this.name, leaf: this.leaf, index: corner }, this.signal), corner);
@@ -103,7 +113,7 @@ class TensorView {
   }
 
   drawHeat() {
-    if (!this.heat) return;
+    if (!this.heat || !this.heat.cells.length) return;
     const { cells, rows, columns } = this.heat;
     let most = 0;
     for (const line of cells) for (const cell of line) if (cell !== null) most = Math.max(most, Math.abs(cell));
@@ -112,11 +122,24 @@ class TensorView {
     const single = (range) => (range[1] - range[0] === 1 ? String(range[0]) : `${range[0]}:${range[1]}`);
     drawHeat(this.map, {
       label: `Heat map of ${clean(this.leaf)}, rows ${rows.join(" to ")}, columns ${columns.join(" to ")}; values from ${short(-most)} to ${short(most)}`,
-      cells, share: (value) => (most ? value / most : 0),
+      cells: cells.map((line) => line.map((cell) => cell ?? NaN)), share: (value) => (Number.isNaN(value) ? NaN : most ? value / most : 0),
       describe: (row, column) => { const [r, c] = place(row, column); const value = cells[row][column]; return [`[${single(r)}, ${single(c)}]`, value === null ? "not finite" : `${single(r).includes(":") || single(c).includes(":") ? "mean " : ""}${short(value)}`]; },
       choose: (row, column) => this.look(place(row, column)),
     });
-    this.scale.replaceChildren(drawScale(-most, most, true));
+    const isBad = cells.some((line) => line.includes(null));
+    this.scale.replaceChildren(...drawMeanings(isBad ? { bad: "NaN or infinite" } : {}), ...(most ? [drawScale(-most, most, true)] : []));
+    this.map.append(el("p", { class: "muted help" }, this.describeMap()));
+    this.box.placeholder = this.heat.index.map((part) => (Array.isArray(part) ? ":" : String(part))).join(", ");
+  }
+
+  // What the rows and columns of the map are, and what a cell stands for.
+  describeMap() {
+    const { cells, rows, columns, index, stride } = this.heat, dims = index.flatMap((part, dim) => (Array.isArray(part) ? [dim] : []));
+    if (!dims.length) return "One value.";
+    const name = (dim, range) => `dim ${dim}, ${count(range[0])} to ${count(range[1] - 1)}`;
+    const down = dims.length > 1 ? `Down: ${name(dims[0], rows)}. ` : "";
+    const isMean = cells.length < rows[1] - rows[0] || cells[0].length < columns[1] - columns[0];
+    return `${down}Across: ${name(dims.at(-1), columns)}.${isMean ? " A cell is the mean of several values." : ""}${stride > 1 ? ` Of the rows, each ${count(stride)}th is read.` : ""}`;
   }
 
   // Zooms to an eighth of the rows and columns around a cell.
@@ -132,11 +155,12 @@ class TensorView {
   }
 
   drawValues(found, corner) {
+    const title = (value) => (typeof value === "number" && raw(value) !== String(value) ? String(value) : null);
     const wide = found.shape.length > 1 ? found.shape[1] : found.shape[0] || 1, rows = [];
     const ranges = found.index.filter(Array.isArray), first = ranges.at(-1) || [0, 1], down = ranges.length > 1 ? ranges.at(-2) : [0, 1];
     for (let start = 0; start < found.values.length; start += wide) rows.push(found.values.slice(start, start + wide));
     const head = el("thead", {}, el("tr", {}, el("td"), Array.from({ length: wide }, (_, at) => el("th", { scope: "col", class: "num" }, String(first[0] + at)))));
-    const body = rows.map((line, at) => el("tr", {}, el("th", { scope: "row" }, ranges.length > 1 ? String(down[0] + at) : ""), line.map((value) => el("td", { class: "num" }, typeof value === "string" ? value : short(value)))));
+    const body = rows.map((line, at) => el("tr", {}, el("th", { scope: "row" }, ranges.length > 1 ? String(down[0] + at) : ""), line.map((value) => el("td", { class: "num", title: title(value) }, typeof value === "number" ? raw(value) : String(value)))));
     this.values.replaceChildren(el("p", { class: "muted mono" }, `[${corner}]`), el("table", { class: "mono" }, head, el("tbody", {}, body)));
   }
 }
