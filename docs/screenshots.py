@@ -66,6 +66,7 @@ def take_pictures(folder: Path, *views: str) -> None:
         raise SystemExit("this needs Chromium: run `apt-get install chromium` as root")
     if util.find_spec("PIL") is None:
         raise SystemExit("this needs Pillow, which comes with the peers of the benchmarks: make .venv/ready-bench")
+    folder.mkdir(parents=True, exist_ok=True)
     image = import_module("PIL.Image")
     with tempfile.TemporaryDirectory() as temporary:
         store = make_store(Path(temporary) / "ckpts")
