@@ -222,6 +222,27 @@ def test_a_snapshot_with_a_damaged_record_is_said_to_be_damaged(browser: Browser
             assert "is damaged" in browser.run("document.querySelector('.alarm').textContent")
 
 
+def test_a_damaged_manifest_does_not_hide_the_sizes_of_other_snapshots(browser: Browser, tmp_path: Path) -> None:
+    with holdfast.open(tmp_path / "store") as store:
+        for step in (1, 2):
+            store.save(f"run/step-{step}", {"w": torch.full((300,), float(step))})
+        manifest = min(each for each in (tmp_path / "store/manifests").rglob("*") if each.is_file())
+        data = bytearray(manifest.read_bytes())
+        data[len(data) // 2] ^= 1
+        manifest.chmod(0o644)
+        manifest.write_bytes(data)
+        with store.serve() as server:
+            browser.size(1440, 1000)
+            browser.visit(server.url)
+            new = f"{ROWS}.map((row) => row.children[5].textContent)"
+            browser.wait_for(f"{new}.filter(Boolean).length === 2")
+            cells = browser.run(new)
+
+    assert sorted(cells)[1] == "damaged"
+    assert sorted(cells)[0].endswith("KiB")
+    assert browser.complaints == []
+
+
 @pytest.mark.parametrize("place", ["#timeline", "#lineage"])
 def test_a_plot_keeps_the_focus_when_a_new_snapshot_appears(browser: Browser, tmp_path: Path, place: str) -> None:
     with holdfast.open(tmp_path / "store") as store:

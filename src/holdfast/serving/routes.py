@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from holdfast import __version__
-from holdfast.errors import BadName, NotFound
+from holdfast.errors import BadName, Corrupt, NotFound
 from holdfast.json_text import Json
 from holdfast.query.facts import Facts
 from holdfast.repo.handle.repository import Repository
@@ -168,9 +168,14 @@ class StoreApi:
     def _answer_sizes(self, request: ApiRequest) -> HttpAnswer:
         state = self._listing.read()
         found: dict[str, Json] = {}
+        damaged: dict[str, Json] = {}
         for name in request.read_texts("name", most=_MAX_SIZES):
-            found[name] = dict(self._read_sizes(find_named(state, name).snapshot))
-        return answer_json({"sizes": found})
+            # One damaged manifest must not hide the sizes of all other snapshots.
+            try:
+                found[name] = dict(self._read_sizes(find_named(state, name).snapshot))
+            except Corrupt as error:
+                damaged[name] = str(error)
+        return answer_json({"sizes": found, "damaged": damaged})
 
     def _read_sizes(self, snapshot: CommittedSnapshot) -> Mapping[str, int]:
         def read() -> Mapping[str, int]:

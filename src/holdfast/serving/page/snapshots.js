@@ -106,7 +106,7 @@ class SnapshotsView {
   }
 
   makeColumns() {
-    const size = (name) => (row) => { const found = this.sizes.get(row.digest + row.generation); return found ? bytes(found[name]) : ""; };
+    const size = (name) => (row) => { const found = this.sizes.get(row.digest + row.generation); return !found ? "" : found.damage ? el("span", { class: "c-origin", title: clean(found.damage) }, "damaged") : bytes(found[name]); };
     const metrics = this.metrics.map((name, at) => ({ name: "number-" + name, title: clean(name), tip: clean(name), number: true, wide: [720, 860, 1280, 1280][at], sort: /^[A-Za-z_][\w.]*$/.test(name) ? name : null, width: "minmax(80px, 104px)", show: (row) => (name in row.numbers ? NOT_FINITE[row.numbers[name]] || short(numeral(row.numbers[name])) : "") }));
     return [
       { name: "pick", title: "", tip: "Chosen for a comparison", width: "36px", show: (row) => this.drawPick(row.name) },
@@ -151,7 +151,7 @@ class SnapshotsView {
     for (const row of wanted) this.asked.add(row.name);
     try {
       const found = await ask("sizes", { name: wanted.map((row) => row.name) }, this.signal);
-      for (const row of wanted) if (found.sizes[row.name]) this.sizes.set(row.digest + row.generation, found.sizes[row.name]);
+      for (const row of wanted) this.sizes.set(row.digest + row.generation, found.sizes[row.name] || { damage: found.damaged[row.name] || "" });
       this.grid.redraw();
     } catch (error) {
       if (error.name !== "AbortError" && error.kind !== "NotFound") showError(this.error, error);
