@@ -452,12 +452,28 @@ def _verify_request(request: Request) -> Request:
         raise BadName(f"two entries of {request.name!r} would have the name {twice[:80]!r}")
     # The depths passed here and in `_verify_sources` allow for the nesting in the head of a manifest.
     spec = encode_spec(request.name, request.spec)
-    size = len(_verify_json(f"the metadata of {request.name!r}", [dict(request.metadata), dict(request.environment)]))
+    metadata = _spell_metrics(request.metadata)
+    size = len(_verify_json(f"the metadata of {request.name!r}", [metadata, dict(request.environment)]))
     if size > MAX_METADATA_BYTES:
         raise TooLarge(
             f"the metadata of {request.name!r} has {size} bytes, more than {MAX_METADATA_BYTES}; save it as an entry"
         )
-    return replace(request, name=verify_name(request.name), spec=spec, metadata=dict(request.metadata))
+    return replace(request, name=verify_name(request.name), spec=spec, metadata=metadata)
+
+
+def _spell_metrics(metadata: Mapping[str, Json]) -> dict[str, Json]:
+    """Return metadata in which metrics that are NaN or infinite are texts: JSON has no such numbers.
+
+    A run whose loss becomes NaN has to be saved as well.
+    """
+    metrics = metadata.get("metrics")
+    if not isinstance(metrics, dict):
+        return dict(metadata)
+    spelled = {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in metrics.items()
+    }
+    return {**metadata, "metrics": spelled}
 
 
 def _verify_sources(request: Request) -> list[str]:

@@ -239,6 +239,17 @@ def test_metadata_that_would_not_come_back_is_refused(repo: Repository, metadata
     refuse(repo, Unsupported, "the metadata of 'a' is not plain JSON", request)
 
 
+def test_metrics_that_are_not_finite_are_texts_and_a_retry_finds_them_equal(repo: Repository) -> None:
+    metadata: dict[str, Json] = {"metrics": {"loss": float("nan"), "top": float("-inf"), "acc": 0.5}, "step": 3}
+    save_bytes(repo, "a", {"x": b"1"}, metadata=metadata)
+
+    assert snapshot_of(repo, "a").metadata == {
+        "metrics": {"loss": "nan", "top": "-inf", "acc": 0.5},
+        "step": 3,
+    }
+    assert save_bytes(repo, "a", {"x": b"1"}, metadata=metadata).existed
+
+
 def test_metadata_has_a_limit(repo: Repository) -> None:
     save_bytes(repo, "fits", {}, metadata={"x": "y" * (MIB - 20)})
     request = Request("a", [], metadata={"x": "y" * MIB})
