@@ -123,6 +123,9 @@ def test_a_closed_card_stays_closed_when_the_store_changes(page: Browser, store:
     page.wait_for("document.querySelector('#shown').textContent.startsWith('13')")
 
     assert page.run("document.querySelector('#lineage details').open") is False
+    assert page.run("location.hash") == "#/snapshots?lineage=closed"
+    page.run("location.reload()")
+    page.wait_for("document.querySelector('#lineage details') && !document.querySelector('#lineage details').open")
 
 
 def test_it_fits_a_narrow_window(page: Browser) -> None:

@@ -2,9 +2,9 @@
 import { drawSteps, renew, scaleSteps } from "./charts.js";
 import { addCursor } from "./cursor.js";
 import { clean, count, el, svg } from "./elements.js";
-import { address, go } from "./router.js";
+import { address, go, note } from "./router.js";
 
-const LANE = 36, TOP = 26, BOTTOM = 42, SIDE = 16, MAX_LANES = 24, MAX_LISTED = 10, MAX_DOTS = 120;
+const LANE = 36, TOP = 26, BOTTOM = 42, SIDE = 16, MAX_LANES = 24, MAX_OPEN = 8, MAX_LISTED = 10, MAX_DOTS = 120;
 
 // Snapshots whose names are equal up to the last slash are a series.
 export function seriesOf(name) {
@@ -36,7 +36,7 @@ export function findLineage(found) {
   return { links, lanes, more: order.size - lanes.length };
 }
 
-// spec: found, byTime, styles: the class of each line of the plot above, by series; and what `drawSteps` takes. Shows nothing if no snapshot was saved after a load.
+// spec: found, byTime, styles: the class of each line of the plot above, by series; state: "open", "closed" or nothing; and what `drawSteps` takes. Shows nothing if no snapshot was saved after a load.
 export function drawLineage(host, spec) {
   const { found } = spec, lineage = findLineage(found);
   host.hidden = !lineage.links.length;
@@ -44,7 +44,11 @@ export function drawLineage(host, spec) {
   const crossed = lineage.links.filter((link) => !link.isOwn).length, resumed = lineage.links.length - crossed;
   const counts = [crossed ? `${count(crossed)} ${crossed === 1 ? "run continues" : "runs continue"} another one` : "", resumed ? `${count(resumed)} ${resumed === 1 ? "was" : "were"} resumed` : ""].filter(Boolean).join("; ");
   // Made once, so that a new snapshot neither opens a card that was closed nor takes the focus from the picture.
-  if (!host.firstChild) host.append(el("details", { open: lineage.lanes.length <= 8 }, el("summary"), el("div", { class: "plot" }), el("div")));
+  if (!host.firstChild) {
+    const details = el("details", { open: spec.state ? spec.state === "open" : lineage.lanes.length <= MAX_OPEN });
+    details.append(el("summary", { onclick: () => note({ lineage: details.open ? "closed" : "open" }) }), el("div", { class: "plot" }), el("div"));
+    host.append(details);
+  }
   const [summary, plot, list] = host.firstChild.children;
   summary.replaceChildren(el("h2", { id: "lineage-title", class: "inline" }, "Lineage"), " ", el("span", { class: "muted" }, counts));
   list.replaceChildren(drawList(found, lineage.links), lineage.more ? el("p", { class: "muted" }, `${count(lineage.more)} more series are not drawn: filter the snapshots to see them.`) : "");

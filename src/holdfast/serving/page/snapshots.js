@@ -24,6 +24,7 @@ class SnapshotsView {
     this.chosen = parameters.metric || "";
     this.by = parameters.by === "time" ? "time" : "step";
     this.isLog = parameters.log === "true";
+    this.lineageState = parameters.lineage;
     this.picked = [];
     this.sizes = new Map();
     this.asked = new Set();
@@ -242,7 +243,7 @@ class SnapshotsView {
       marks: isSize ? [] : Object.entries(found.not_finite[this.chosen] || {}).map(([at, text]) => ({ x: byTime ? found.time_s[at] : found.step[at], text: NOT_FINITE[text] || text, title: found.names[at] })).filter((mark) => mark.x !== null),
     });
     const styles = new Map(series.map((one, at) => [one.key, "p-" + Math.min(at, MAX_SERIES - 1)]));
-    drawLineage(this.lineage, { ...xs, found, byTime, styles });
+    drawLineage(this.lineage, { ...xs, found, byTime, styles, state: this.lineageState });
   }
 }
 
