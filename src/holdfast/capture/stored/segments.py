@@ -291,7 +291,7 @@ def decode_events(columns: Columns, *, rank: int, what: str) -> list[Event]:
     """Return the events of a table; raises Corrupt, naming `what`, if the table is invalid."""
     try:
         return list(_iter_events(_verify_shapes(columns), rank))
-    except (IndexError, KeyError, StopIteration, TypeError, ValueError, RuntimeError) as error:
+    except (AttributeError, LookupError, StopIteration, TypeError, ValueError, RuntimeError) as error:
         raise Corrupt(f"{what}: its table of events is invalid: {error!r}; run `holdfast check`") from error
 
 
@@ -322,6 +322,8 @@ def _iter_digests(columns: Columns) -> Iterator[tuple[bytes, bytes]]:
 
 def _iter_events(columns: Columns, rank: int) -> Iterable[Event]:
     texts = json.loads(columns["texts"].tobytes())
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("a text is a value of another type")
     ragged = _Ragged(columns["ragged"].tolist())
     stats = zip(columns["values"].tolist(), columns["counts"].tolist(), strict=True)
     rows = columns["numbers"].T.tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import numpy as np
 import pytest
 
 from holdfast.capture.stored.events import Event, ObservedEvent, ObservedEvents
@@ -89,6 +90,22 @@ def test_a_table_that_was_cut_off_is_refused(column: str) -> None:
 
     with pytest.raises(Corrupt, match="segment 3: its table of events is invalid"):
         decode_events(columns, rank=0, what="segment 3")
+
+
+@pytest.mark.parametrize("texts", [b"[1, 2, 3, 4, 5, 6, 7, 8]", b"[[], {}, 1, 2, 3, 4, 5, 6]", b"7", b'{"0": "a"}'])
+def test_a_table_whose_texts_are_something_else_is_refused(texts: bytes) -> None:
+    columns = encode_events(as_observed([FULL_EVENT]))
+    columns["texts"] = np.frombuffer(texts, dtype=np.uint8)
+
+    with pytest.raises(Corrupt, match="its table of events is invalid"):
+        decode_events(columns, rank=0, what="it")
+
+
+def test_a_table_whose_column_is_no_array_is_refused() -> None:
+    columns = {**encode_events(as_observed([FULL_EVENT])), "values": 7}
+
+    with pytest.raises(Corrupt, match="its table of events is invalid"):
+        decode_events(columns, rank=0, what="it")  # type: ignore[arg-type] # what a damaged store may contain
 
 
 @pytest.mark.parametrize(
