@@ -8,7 +8,8 @@ from typing import Final
 
 from holdfast.capture.compare.distances import TensorPair
 from holdfast.capture.compare.measure import TensorDistance
-from holdfast.capture.compare.result import describe_site, name_site
+from holdfast.capture.compare.result import name_site
+from holdfast.capture.stored.described import describe_site
 from holdfast.capture.stored.events import Event, Site, find_common_digests
 from holdfast.capture.stored.runs import Run
 from holdfast.capture.stored.unshard import Dims, find_dim

@@ -11,6 +11,7 @@ from holdfast.capture.compare.align import How
 from holdfast.capture.compare.explain import Reason
 from holdfast.capture.compare.measure import TensorDistance
 from holdfast.capture.compare.step_graph import Standing
+from holdfast.capture.stored.described import describe_site
 from holdfast.capture.stored.events import Event, EventKind, Phase, Site
 from holdfast.display.markup import Card, render_card
 from holdfast.display.readable import readable_repr
@@ -236,18 +237,6 @@ class RunDiff:
             "left_out": self.left_out,
             "notes": list(self.notes),
         }
-
-
-def describe_site(site: Site) -> dict[str, Json]:
-    """Return a site as JSON."""
-    return {
-        "step": site.step,
-        "phase": site.phase,
-        "kind": site.kind,
-        "fqn": site.fqn,
-        "call": site.call,
-        "path": site.path,
-    }
 
 
 def name_site(site: Site) -> str:

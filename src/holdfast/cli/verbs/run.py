@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from holdfast.capture.record.options import parse_steps
+from holdfast.capture.stored.described import describe_run, label_site
 from holdfast.cli.lookup import open_to_read
-from holdfast.cli.output import Output, count, format_time, format_utc
+from holdfast.cli.output import Output, count, format_time
 from holdfast.cli.verb import add_json, add_verb, document
-from holdfast.cli.verbs.run_tensor import declare_events, declare_tensor, format_measure, label_site
+from holdfast.cli.verbs.run_tensor import declare_events, declare_tensor, format_measure
 from holdfast.errors import BadName
-from holdfast.json_text import Json
 from holdfast.progress import Silent
 from holdfast.repo.format.layout import natural_order
 from holdfast.repo.handle.repository import Repository
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast.capture.compare.measure import TensorDistance
     from holdfast.capture.compare.rank_diffs import Replica
     from holdfast.capture.compare.result import EventRow, Origin, RunDiff
-    from holdfast.capture.stored.runs import Run, RunFacts
+    from holdfast.capture.stored.runs import Run
     from holdfast.capture.stored.unshard import Dim
     from holdfast.cli.verb import Verbs
 
@@ -106,7 +106,7 @@ def _run_ls(options: Namespace, url: str, output: Output) -> int:
     repo = open_to_read(url, output)
     found = sorted(iter_runs(repo), key=lambda facts: natural_order(facts.name))
     if options.json:
-        output.json([_describe_facts(facts) for facts in found])
+        output.json([describe_run(facts) for facts in found])
         return 0
     rows = [
         [
@@ -123,17 +123,6 @@ def _run_ls(options: Namespace, url: str, output: Output) -> int:
     else:
         output.table(["NAME", "STATUS", "RANKS", "STARTED", "NOTES"], rows, right="RANKS")
     return 0
-
-
-def _describe_facts(facts: RunFacts) -> dict[str, Json]:
-    return {
-        "name": facts.name,
-        "status": facts.status,
-        "world": facts.world,
-        "started": format_utc(facts.started_s),
-        "environment": dict(facts.environment),
-        "notes": list(facts.notes),
-    }
 
 
 def _declare_diff(actions: Verbs) -> None:

@@ -10,7 +10,8 @@ from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
-from holdfast.capture.stored.events import KINDS, PHASES, Event, Site
+from holdfast.capture.stored.described import describe_event, label_site, name_level
+from holdfast.capture.stored.events import KINDS, PHASES, Event
 from holdfast.cli.lookup import open_to_read
 from holdfast.cli.output import Output
 from holdfast.cli.verb import add_json, add_verb, document
@@ -81,7 +82,7 @@ def _run_events(options: Namespace, url: str, output: Output) -> int:
     run = read_run(open_to_read(url, output), options.run)
     found = _iter_events(run, options)
     if options.json:
-        output.json([_describe(event) for event in found])
+        output.json([describe_event(event) for event in found])
         return 0
     rows: list[list[str]] = []
     left = 0
@@ -117,39 +118,11 @@ def _format_event(event: Event) -> list[str]:
     site = event.site
     name = label_site(site) + (" (again)" if event.recompute else "")
     tensor = f"{event.dtype} {event.shape}"
-    return [str(site.step), str(event.rank), site.phase, site.kind, name, tensor, _find_level(event), _shorten(event)]
-
-
-def label_site(site: Site) -> str:
-    """Return the name of a site in a table: its module, the argument or result, and the call if not the first."""
-    return f"{site.fqn or '(the model)'}{site.path}" + (f" #{site.call}" if site.call else "")
+    return [str(site.step), str(event.rank), site.phase, site.kind, name, tensor, name_level(event), _shorten(event)]
 
 
 def _shorten(event: Event) -> str:
     return event.identity.hex()[:12]
-
-
-def _find_level(event: Event) -> str:
-    return "full" if event.leaf else "stats" if event.stats else "digest"
-
-
-def _describe(event: Event) -> dict[str, Json]:
-    from holdfast.capture.compare.result import describe_site
-
-    return {
-        **describe_site(event.site),
-        "rank": event.rank,
-        "seq": event.seq,
-        "dtype": event.dtype,
-        "shape": list(event.shape),
-        "digest": event.digest.hex(),
-        "blake3": event.blake3.hex(),
-        "level": _find_level(event),
-        "module": event.module,
-        "source": event.source,
-        "recompute": event.recompute,
-        "placement": event.placement,
-    }
 
 
 def _run_tensor(options: Namespace, url: str, output: Output) -> int:
@@ -176,7 +149,7 @@ def _run_tensor(options: Namespace, url: str, output: Output) -> int:
         output.json(_describe_tensor(event, values, summaries, measure))
         return 0 if is_equal else 1
     output.line(f"step {event.site.step}, {event.site.phase}, rank {event.rank}: {name_site(event.site)}")
-    level_note = "" if event.leaf else f", recorded at level {_find_level(event)}: its values were not recorded"
+    level_note = "" if event.leaf else f", recorded at level {name_level(event)}: its values were not recorded"
     output.line(f"{event.dtype} {event.shape}, digest {event.identity.hex()}{level_note}")
     if event.source:
         output.line(f"{event.module} at {event.source}")
@@ -288,7 +261,7 @@ def _describe_tensor(
     event: Event, values: object, summaries: Sequence[TensorSummary], measure: TensorDistance | None
 ) -> dict[str, Json]:
     return {
-        **_describe(event),
+        **describe_event(event),
         "values": _spell(values),
         "portraits": [{name: _spell(value) for name, value in asdict(summary).items()} for summary in summaries],
         "measure": measure.to_json() if measure else None,

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from holdfast.capture.compare.compare import DiffOptions, diff_runs
 from holdfast.capture.report.html import make_policy, render_html
 from holdfast.capture.report.report import make_report
+from holdfast.capture.stored.described import describe_run
 from holdfast.capture.stored.runs import iter_runs, read_run
 from holdfast.json_text import Json
 from holdfast.repo.format.layout import natural_order
 from holdfast.repo.handle.repository import Repository
-from holdfast.texts import format_utc
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +28,7 @@ class RunComparison:
 def list_runs(repo: Repository) -> list[Json]:
     """Return every recorded run, as `holdfast run ls --json` prints it."""
     found = sorted(iter_runs(repo), key=lambda facts: natural_order(facts.name))
-    described: list[Json] = [
-        {
-            "name": facts.name,
-            "status": facts.status,
-            "world": facts.world,
-            "started": format_utc(facts.started_s),
-            "environment": dict(facts.environment),
-            "notes": list(facts.notes),
-        }
-        for facts in found
-    ]
-    return described
+    return [describe_run(facts) for facts in found]
 
 
 def compare_runs(repo: Repository, a: str, b: str) -> RunComparison:
