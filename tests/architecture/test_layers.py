@@ -79,7 +79,7 @@ ROOMS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "serving": (
         ("access", "request", "answer", "listing", "remembered"),
         ("answers", "page_files"),
-        ("space",),
+        ("space", "recorded"),
         ("routes",),
         ("server",),
     ),

@@ -48,6 +48,7 @@ from holdfast.serving.answers.snapshots import (
 )
 from holdfast.serving.answers.upkeep import count_requests, describe_activity, describe_requests, iter_check
 from holdfast.serving.listing import WatchedListing
+from holdfast.serving.recorded import RunsApi
 from holdfast.serving.remembered import RememberedValues
 from holdfast.serving.request import ApiRequest
 from holdfast.serving.space import SpaceApi
@@ -123,6 +124,7 @@ class StoreApi:
             "miss": self._answer_miss,
             "runs": self._answer_runs,
             "report": self._answer_report,
+            **RunsApi(repo, self._listing, self._heavy).answers,
             **SpaceApi(repo, self._listing, self._heavy, self._choose).answers,
         }
 

@@ -191,8 +191,11 @@ class _StoredRun:
         }
         self._readers: dict[tuple[int, int], TensorReader] = {}
         self._lock = threading.Lock()
-        self._decoded: LruCache[tuple[int, int], Mapping[int, Sequence[Event]]] = LruCache(_KEPT_SEGMENTS)
         self.ranks = tuple(sorted({rank for rank, _ in self._segments}))
+        # Steps are read one after the other, each for all ranks: with fewer, every step would decode every rank again.
+        self._decoded: LruCache[tuple[int, int], Mapping[int, Sequence[Event]]] = LruCache(
+            max(_KEPT_SEGMENTS, len(self.ranks))
+        )
         self.steps = tuple(sorted({step for segment, _ in self._segments.values() for step in segment.roots}))
 
     def read_root(self, step: int, rank: int) -> bytes:
