@@ -209,6 +209,7 @@ class Browser:
             "End": 35,
             "Tab": 9,
             " ": 32,
+            "/": 191,
         }
         text = {"text": {"Enter": "\r", " ": " "}[key]} if key in ("Enter", " ") else {}
         parameters = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key]}

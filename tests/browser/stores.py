@@ -102,7 +102,9 @@ def make_store(path: Path) -> holdfast.Store:
 
 def fill_store(store: holdfast.Store) -> None:
     """Add what a training run does not leave: recorded runs and compiled graphs."""
-    for recording in (Recording("good"), Recording("bad", is_bad=True)):
+    settings = {"torch": torch.__version__, "torch.backends.cudnn.benchmark": "False", "host": "gpu-07"}
+    burst = Recording("burst", is_bad=True, level="stats", hole=math.nan, steps=8, layers=LAYERS, environment=settings)
+    for recording in (Recording("good"), Recording("bad", is_bad=True), burst):
         write_recorded(store.repository, recording)
     for seed in "ab":
         store_artifact(store.repository, make_artifact(seed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,7 @@ VIEWS: Final = {
     "compare": (f"#/compare?a={A}&b={B}", f"{ROW} && {DONE} && document.querySelector('#layers canvas')"),
     "sharing": ("#/sharing", f"{ROW} && document.querySelector('canvas')"),
     "runs": ("#/runs?a=good&b=bad", f"{ROW} && document.querySelector('#report')"),
+    "run": ("#/run?name=burst", f"{ROW} && document.querySelector('#nan-row')"),
     "cache": ("#/cache", ROW),
     "health": ("#/health", "document.querySelector('#verdict-line .pill')"),
     "report": ("", "document.querySelector('#grid .row') && document.querySelector('#depth-plot svg')"),
@@ -203,6 +205,7 @@ KEYS: Final = {
     "compare": ("#layers canvas", ["ArrowRight", "Enter"], "location.hash.startsWith('#/tensor?')"),
     "sharing": ("[aria-label^='Snapshots by']", ["Enter"], "location.hash.startsWith('#/snapshot?')"),
     "runs": ("#report", ["Enter"], "location.pathname.startsWith('/report/')"),
+    "run": (".grid", ["ArrowDown", "Enter"], "document.querySelector('#event td')"),
     "cache": (".grid", ["ArrowDown", "Enter"], "document.querySelector('#why pre')"),
     "health": ("[data-read=true]", ["Enter"], "document.querySelector('#verdict-line').textContent.includes('read')"),
     "report": ("#grid", ["ArrowDown", "Enter"], "!document.querySelector('#detail').hidden"),
@@ -272,7 +275,12 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
         store.tag(SAFE, f"{SAFE}/2")
         for name, is_bad in (("a", False), ("b", True)):
             recording = Recording(
-                f"{SAFE}{name}", is_bad=is_bad, notes=(HOSTILE,), environment={HOSTILE: HOSTILE + name}
+                f"{SAFE}{name}",
+                is_bad=is_bad,
+                hole=math.nan,
+                stem=HOSTILE,
+                notes=(HOSTILE,),
+                environment={HOSTILE: HOSTILE + name},
             )
             write_recorded(store.repository, recording)
         store_artifact(store.repository, make_artifact("a"))
@@ -295,6 +303,9 @@ ADDRESSES: Final = {
     "sharing": ("sharing", {"prefix": HOSTILE, "keep_best": HOSTILE, "keep_within": HOSTILE}),
     "runs": ("runs", {"a": f"{SAFE}a", "b": f"{SAFE}b"}),
     "no runs": ("runs", {"a": HOSTILE, "b": HOSTILE}),
+    "run": ("run", {"name": f"{SAFE}b", "row": "2"}),
+    "no run": ("run", {"name": HOSTILE}),
+    "no step": ("run", {"name": f"{SAFE}b", "step": HOSTILE, "filter": HOSTILE, "row": HOSTILE}),
     "cache": ("cache", {"key": HOSTILE}),
     "health": ("health", {}),
     "no view": (HOSTILE, {HOSTILE: HOSTILE}),
@@ -319,7 +330,7 @@ def test_markup_in_every_name_and_value_is_text(browser: Browser, hostile: Store
         browser.wait_for(VIEWS["report"][1])
     browser.run("new Promise((done) => setTimeout(done, 100))")
 
-    if case in ("snapshots", "snapshot", "tensor", "compare", "runs"):
+    if case in ("snapshots", "snapshot", "tensor", "compare", "runs", "run"):
         assert "<script>" in browser.run("document.body.textContent")
     assert browser.run("document.querySelectorAll('img, iframe, object, main script, [onerror]').length") == 0
     assert "owned" not in browser.run("document.title").replace("'owned'", "")

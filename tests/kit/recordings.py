@@ -36,6 +36,8 @@ class Recording:
     odd_rank: int = -1
     """Whose weights are not those of the others."""
     first_step: int = 0
+    stem: str = "layers"
+    """The name of each layer, before its number."""
     notes: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -88,13 +90,15 @@ def _iter_seen(recording: Recording, rank: int) -> Sequence[tuple[Site, torch.Te
     observed: list[tuple[Site, torch.Tensor]] = []
     for step in range(recording.first_step, recording.first_step + recording.steps):
         weight = torch.full((2, 2), 1.5 + (0.5 if rank == recording.odd_rank else 0.0))
-        observed += [(_place(step, "parameter", f"layers.{layer}.weight"), weight) for layer in range(recording.layers)]
+        observed += [
+            (_place(step, "parameter", f"{recording.stem}.{layer}.weight"), weight) for layer in range(recording.layers)
+        ]
         value = torch.linspace(-1, 1, 12).reshape(3, 4) + step
         for layer in range(recording.layers):
-            fqn = f"layers.{layer}"
+            fqn = f"{recording.stem}.{layer}"
             observed.append((_place(step, "input", fqn), value))
             value = value * 1.5
-            if recording.is_bad and (step, fqn, "output") == FAULT:
+            if recording.is_bad and (step, f"layers.{layer}", "output") == FAULT:
                 value = value + 0.25
                 if recording.hole:
                     value[1, 2] = recording.hole

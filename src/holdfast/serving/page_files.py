@@ -33,6 +33,7 @@ _OWN: Final = (
     "prune.js",
     "ranks.js",
     "router.js",
+    "run.js",
     "runs.js",
     "sharing.js",
     "snapshot.js",

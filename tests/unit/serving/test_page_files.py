@@ -58,24 +58,11 @@ def test_nothing_is_loaded_from_elsewhere_and_no_text_becomes_markup() -> None:
     texts = {
         name: _read(f"/page/{name}")
         for name in (
-            "main.js",
-            "api.js",
-            "grid.js",
-            "charts.js",
-            "snapshots.js",
-            "snapshot.js",
-            "tensor.js",
-            "compare.js",
-            "sharing.js",
-            "health.js",
-            "runs.js",
-            "cache.js",
-            "errors.js",
-            "router.js",
+            *(each.name for each in (files("holdfast.serving") / "page").iterdir()),
             "elements.js",
-            "serve.css",
             "report.css",
         )
+        if name.endswith((".js", ".css"))
     }
 
     for name, text in texts.items():

@@ -197,6 +197,13 @@ export class Grid {
     if (isOpening && row) this.spec.open(row);
   }
 
+  // Opens a row that may not have been read yet.
+  async openAt(at) {
+    if (!this.total) return;
+    await this.read(Math.floor(Math.min(at, this.total - 1) / PAGE));
+    this.activate(at, true);
+  }
+
   move(event) {
     const page = Math.max(1, Math.floor(this.node.clientHeight / ROW) - 2);
     const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity };

@@ -4,6 +4,7 @@ import { openCache } from "./cache.js";
 import { openCompare } from "./compare.js";
 import { openHealth } from "./health.js";
 import { openMovement } from "./movement.js";
+import { openRun } from "./run.js";
 import { openRuns } from "./runs.js";
 import { openSharing } from "./sharing.js";
 import { byId, clean, el } from "./elements.js";
@@ -23,6 +24,7 @@ const VIEWS = {
   movement: { open: openMovement, title: "Movement" },
   sharing: { open: openSharing, title: "Sharing" },
   runs: { open: openRuns, title: "Runs" },
+  run: { open: openRun, title: "Run" },
   cache: { open: openCache, title: "Cache" },
   health: { open: openHealth, title: "Health" },
 };

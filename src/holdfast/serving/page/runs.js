@@ -1,9 +1,9 @@
-// The view of recorded runs: a list, and the comparison of two, which is shown by the page of `holdfast run report`.
+// The view of recorded runs: a list, which leads to each of them, and the comparison of two, which is shown by the page of `holdfast run report`.
 import { ask } from "./api.js";
 import { clean, count, el } from "./elements.js";
 import { showError } from "./errors.js";
 import { Grid } from "./grid.js";
-import { address } from "./router.js";
+import { address, go } from "./router.js";
 
 export async function openRuns(main, parameters, signal) {
   const choice = el("div", { class: "bar", id: "picked" }), table = el("div"), status = el("span", { class: "muted", id: "shown", role: "status" });
@@ -18,7 +18,7 @@ export async function openRuns(main, parameters, signal) {
   };
   await readRuns();
   const drawChoice = () => choice.replaceChildren(...(picked.length < 2
-    ? [el("span", { class: "muted" }, "Choose two runs to find where they diverge: click their boxes, or press Space.")]
+    ? [el("span", { class: "muted" }, "Enter, or a click, shows a run. Choose two to find where they diverge: click their boxes, or press Space.")]
     : [el("code", { class: "side-a" }, clean(picked[0])), el("span", { class: "muted" }, "and"), el("code", { class: "side-b" }, clean(picked[1])), el("a", { class: "button", id: "compare", href: address("runs", { a: picked[0], b: picked[1] }) }, "Compare")]));
   const pick = (name) => {
     picked = picked.includes(name) ? picked.filter((each) => each !== name) : [...picked, name].slice(-2);
@@ -28,7 +28,7 @@ export async function openRuns(main, parameters, signal) {
   const grid = new Grid(table, {
     label: "Recorded runs", columns: columns(() => picked, pick),
     read: async (offset, limit) => ({ total: runs.length, rows: runs.slice(offset, offset + limit) }),
-    open: (run) => pick(run.name), toggle: (run) => pick(run.name),
+    open: (run) => go("run", { name: run.name }), toggle: (run) => pick(run.name),
     empty: "No run was recorded yet: `with store.record(\"good\", model, optimizer):` records one.",
   });
   drawChoice();
@@ -47,7 +47,7 @@ function columns(picked, pick) {
   };
   return [
     { name: "pick", title: "", tip: "Chosen for a comparison", width: "36px", show: box },
-    { name: "name", title: "Name", main: true, width: "minmax(180px, 2fr)", show: (run) => clean(run.name) },
+    { name: "name", title: "Name", main: true, width: "minmax(180px, 2fr)", show: (run) => [el("a", { href: address("run", { name: run.name }), tabindex: "-1" }, clean(run.name))] },
     { name: "status", title: "Status", width: "100px", show: (run) => clean(run.status) },
     { name: "ranks", title: "Ranks", number: true, width: "64px", show: (run) => count(run.world) },
     { name: "started", title: "Started (UTC)", wide: true, width: "180px", show: (run) => clean((run.started || "").replace("T", " ").replace("Z", "")) },
