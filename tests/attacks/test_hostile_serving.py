@@ -7,18 +7,25 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
+import numpy as np
 import pytest
 
 import holdfast
 from attacks.hostile import ATTACKS, Nest, build
 from attacks.hostile_codecs import CODEC_ATTACKS
 from attacks.hostile_deltas import DELTA_ATTACKS
+from holdfast.capture.stored.events import Event, Site, Stats
+from holdfast.capture.stored.segments import TABLE, TENSORS, encode_events
 from holdfast.json_text import Json
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.manifest_encoding import encode_manifest
 from holdfast.serving.server import StoreServer
+from holdfast.snapshot.save.save import SaveOptions, save_tree
+from holdfast.trees.registered import Types
+from tests.kit.runs_in_memory import as_observed
 from tests.kit.saving import inline_ref
 
 MAX_CPU_S = 2.0
@@ -95,6 +102,81 @@ def test_every_path_of_the_api_ends_fast_and_with_a_sentence(
     with holdfast.open(nest.root) as store, store.serve() as server, caplog.at_level(logging.ERROR):
         assert list(find_faults(server)) == []
         assert ask(server, "leaves", name="good")[1][0]["total"] == 2
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+
+
+def make_event(**changes: Any) -> Event:
+    """Return an output of a layer that was recorded at level digest."""
+    return Event(0, Site(0, "forward", "output", "layers.0", 0, ""), 0, "float32", (2,), bytes(16))._replace(**changes)
+
+
+def make_table(*events: Event, **columns: Any) -> dict[str, Any]:
+    """Return a table of events, some columns of which are replaced."""
+    return {**encode_events(as_observed(list(events) or [make_event()])), **columns}
+
+
+def spell(text: str) -> np.ndarray[Any, Any]:
+    """Return JSON as the column of texts."""
+    return np.frombuffer(text.encode(), dtype=np.uint8)
+
+
+FACTS: dict[str, Json] = {
+    "version": 1,
+    "world": 1,
+    "started": 0.0,
+    "environment": {},
+    "notes": [],
+    "roots": {"0": ""},
+    "last": True,
+}
+NUMBERS = make_table()["numbers"]
+LONG = "9" * 4000
+RUNS: dict[str, tuple[dict[str, Json], object]] = {
+    "an honest run": (FACTS, make_table()),
+    "no table": (FACTS, None),
+    "a table that is a list": (FACTS, [1, 2]),
+    "a column that is a number": (FACTS, make_table(values=7)),
+    "columns of no events": (FACTS, make_table(numbers=NUMBERS[:, :0])),
+    "numbers of 2^62": (FACTS, make_table(numbers=np.full_like(NUMBERS, 1 << 62))),
+    "negative numbers": (FACTS, make_table(numbers=np.full_like(NUMBERS, -1))),
+    "numbers that are floats": (FACTS, make_table(numbers=NUMBERS.astype(np.float64))),
+    "texts that are numbers": (FACTS, make_table(texts=spell("[1, 2, 3, 4, 5, 6, 7, 8]"))),
+    "texts that are no JSON": (FACTS, make_table(texts=spell("["))),
+    "texts of invisible characters": (FACTS, make_table(texts=spell('["\\u202e\\ud800", "", "", "", "", "", "", ""]'))),
+    "a shape of 2^600 values": (FACTS, make_table(make_event(shape=(1 << 60,) * 10))),
+    "a dtype that is another name of torch": (FACTS, make_table(make_event(dtype="load"))),
+    "statistics that are not finite": (
+        FACTS,
+        make_table(make_event(stats=Stats(*[float("nan")] * 4, nan=1 << 62, inf=-1, zero=0))),
+    ),
+    "values that are not there": (FACTS, make_table(make_event(leaf="00000000/5"))),
+    "values in no segment": (FACTS, make_table(make_event(leaf="00000009/0"))),
+    "events of another step": (FACTS, make_table(make_event(site=Site(9, "forward", "output", "x", 0, "")))),
+    "no steps": ({**FACTS, "roots": {}}, make_table()),
+    "a step of 4000 digits": ({**FACTS, "roots": {LONG: "", "-" + LONG: ""}}, make_table()),
+    "a step that is a word": ({**FACTS, "roots": {"<b>": ""}}, make_table()),
+    "roots that are a list": ({**FACTS, "roots": []}, make_table()),
+    "a world of 2^60 ranks": ({**FACTS, "world": 1 << 60}, make_table()),
+    "a start that is no time": ({**FACTS, "started": 1e300}, make_table()),
+    "notes that are numbers": ({**FACTS, "notes": [1]}, make_table()),
+    "an environment that is a list": ({**FACTS, "environment": []}, make_table()),
+    "a later version": ({**FACTS, "version": 99}, make_table()),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_path_about_a_hostile_run_ends_fast_and_with_a_sentence(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    facts, table = RUNS[name]
+    with holdfast.open(tmp_path / "store") as store, store.serve() as server, caplog.at_level(logging.ERROR):
+        options = SaveOptions(metadata={"run": facts}, environment=False)
+        save_tree(store.repository, "@runs/evil/@r0/00000000", {TABLE: table, TENSORS: {}}, options, types=Types())
+        ask(server, "run", name="evil")  # imports torch, which takes longer than a request may
+
+        assert list(find_faults(server)) == []
+        if name == "an honest run":
+            assert ask(server, "events", name="evil")[1][0]["total"] == 1
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
 
 

@@ -239,6 +239,43 @@ def test_runs_of_fifty_thousand_events_are_compared_and_their_report_is_fluid(
     assert browser.complaints == []
 
 
+def test_a_run_of_fifty_thousand_events_is_fluid(browser: Browser, meter: PageMeter, server: StoreServer) -> None:
+    unit_s = time_python_loop()
+    events = f"{3 * STEPS * LAYERS:,}"
+    browser.visit(server.url)
+    started_s = time.process_time()
+    browser.run("location.hash = '#/run?name=bad'")
+    wait_long(browser, f"document.querySelector('#nonfinite .pill') && {FULL}")
+    assert (time.process_time() - started_s) / unit_s < 40
+    browser.run("location.hash = '#/runs'")
+    browser.wait_for("document.querySelector('#shown')?.textContent.endsWith('runs')")
+    shown = "document.querySelector('#shown')?.textContent"
+
+    assert (
+        find_slow(
+            meter,
+            {
+                "open": ("location.hash = '#/run?name=bad'", f"{shown} === '{events} tensors' && {FULL}"),
+                "scroll to the end": (
+                    f"{GRID}.scrollTop = 1e9",
+                    f"{FULL} && document.querySelector('.row[data-full=true][id$=\"-{3 * STEPS * LAYERS - 1}\"]')",
+                ),
+                "scroll to the middle": (f"{GRID}.scrollTop = 700000", FULL),
+                "filter": (type_into("main input[type=search]", "output layers.77"), f"{shown}.startsWith('150 of')"),
+                "all again": (type_into("main input[type=search]", ""), f"{shown} === '{events} tensors' && {FULL}"),
+                "a step": ("document.querySelector('#next-step').click()", f"{shown}.startsWith('336 of') && {FULL}"),
+                "a row": (
+                    "document.querySelector('.row').click()",
+                    "document.querySelector('#event td')",
+                ),
+            },
+        )
+        == {}
+    )
+    assert browser.run("document.querySelectorAll('.row').length") < 60
+    assert browser.complaints == []
+
+
 def test_the_server_forgets_what_is_beyond_its_limit(server: StoreServer) -> None:
     api = server._api
 

@@ -25,13 +25,13 @@ from holdfast.capture.stored.segments import (
 )
 from holdfast.digest import hash_kind
 from holdfast.display.readable import readable_repr
-from holdfast.errors import NotFound
+from holdfast.errors import Corrupt, NotFound
 from holdfast.json_text import Json
 from holdfast.lru import LruCache
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot as Record
 from holdfast.snapshot.load.reused import ReusedMemory, TensorReader
-from holdfast.snapshot.view.lazy import Snapshot
+from holdfast.snapshot.view.lazy import Snapshot, View
 from holdfast.trees.registered import Types
 
 Status = Literal["complete", "unfinished"]
@@ -256,7 +256,10 @@ class _StoredRun:
         with self._lock:
             found = self._decoded.get(key)
             if found is None:
-                events = decode_events(snapshot[TABLE].load(), rank=segment.rank, what=segment.name)
+                table = snapshot[TABLE]
+                if not isinstance(table, View):
+                    raise Corrupt(f"{segment.name}: its table of events is no table; run `holdfast check`")
+                events = decode_events(table.load(), rank=segment.rank, what=segment.name)
                 by_step: dict[int, list[Event]] = {step: [] for step in segment.roots}
                 for event in events:
                     by_step.setdefault(event.site.step, []).append(event)
