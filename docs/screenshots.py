@@ -48,10 +48,7 @@ VIEWS: Final = {
         "['#shared canvas', '#pairs canvas', '.row'].every((place) => document.querySelector(place))",
     ),
     "runs": ("#/runs?a=good&b=bad", "document.querySelector('.row') && document.querySelector('#report')"),
-    "run": (
-        "#/run?name=burst&step=1&row=9",
-        "['#event td', '#nan-row', '.row'].every((place) => document.querySelector(place))",
-    ),
+    "run": ("#/run?name=burst&step=1", "document.querySelector('.row') && document.querySelector('#nan-row')"),
     "cache": ("#/cache", "document.querySelector('.row')"),
     "health": ("#/health", "document.querySelector('#verdict-line .pill')"),
     "compare": (

@@ -91,15 +91,19 @@ class RunView {
 
   open(row) {
     note({ row: String(row.at) });
-    this.detail.replaceChildren(el("h3", { class: "name" }, label(row)), pairs([
+    const { stats } = row;
+    const facts = pairs([
       ["Where", `step ${row.step}, ${clean(row.phase)}, rank ${row.rank}`],
       ["Tensor", `${clean(row.kind)}, ${clean(row.dtype)} ${shaped(row.shape)}${row.placement ? ", " + clean(row.placement) : ""}`],
       ["Module", clean(row.module)],
       ["Source", row.source ? el("code", {}, clean(row.source)) : ""],
       ["Recorded", LEVELS[row.level] || clean(row.level)],
-      ["Zeros", row.stats ? count(row.stats.zero) : ""],
+      ["Finite values", stats ? `min ${spell(stats.minimum)}, max ${spell(stats.maximum)}, mean ${spell(stats.mean)}, norm ${spell(stats.norm)}` : ""],
+      ["Numbers of", stats ? `NaN ${count(stats.nan)}, Inf ${count(stats.inf)}, zero ${count(stats.zero)}` : ""],
       ["Digest", el("code", { class: "name" }, clean(row.blake3 || row.digest))],
-    ]));
+    ]);
+    facts.className = "narrow";
+    this.detail.replaceChildren(el("h3", { class: "name" }, label(row)), facts);
     this.detail.scrollIntoView({ block: "nearest" });
   }
 
