@@ -131,6 +131,7 @@ FACTS: dict[str, Json] = {
 }
 NUMBERS = make_table()["numbers"]
 LONG = "9" * 4000
+NAN = float("nan")
 RUNS: dict[str, tuple[dict[str, Json], object]] = {
     "an honest run": (FACTS, make_table()),
     "no table": (FACTS, None),
@@ -147,7 +148,7 @@ RUNS: dict[str, tuple[dict[str, Json], object]] = {
     "a dtype that is another name of torch": (FACTS, make_table(make_event(dtype="load"))),
     "statistics that are not finite": (
         FACTS,
-        make_table(make_event(stats=Stats(*[float("nan")] * 4, nan=1 << 62, inf=-1, zero=0))),
+        make_table(make_event(stats=Stats(NAN, NAN, NAN, NAN, nan=1 << 62, inf=-1, zero=0))),
     ),
     "values that are not there": (FACTS, make_table(make_event(leaf="00000000/5"))),
     "values in no segment": (FACTS, make_table(make_event(leaf="00000009/0"))),

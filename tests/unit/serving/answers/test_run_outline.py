@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.capture.stored import runs
+from holdfast.capture.stored.segments import decode_events
 from holdfast.cli.main import main
 from holdfast.errors import NotFound
 from holdfast.serving.answers.run_outline import (
@@ -163,14 +165,11 @@ def test_a_run_that_is_not_there_is_an_error_with_a_hint(store: holdfast.Store) 
 def test_a_run_of_more_ranks_than_segments_are_kept_is_decoded_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.capture.stored import runs
-
     decoded: list[int] = []
-    decode = runs.decode_events
 
     def count(columns: Any, *, rank: int, what: str) -> Any:
         decoded.append(rank)
-        return decode(columns, rank=rank, what=what)
+        return decode_events(columns, rank=rank, what=what)
 
     monkeypatch.setattr(runs, "decode_events", count)
     with holdfast.open(tmp_path / "store") as opened:
