@@ -139,7 +139,7 @@ def test_a_run_is_used_by_keys_alone(page: Browser) -> None:
     page.press(" ")
     page.wait_for("document.querySelector('#compare')")
     page.press("Enter")
-    page.wait_for(f"location.hash === '#/run?name=bad' && {ROWS}.length && {FOCUSED}")
+    page.wait_for(f"location.hash === '#/run?name=bad' && {NAN} && {ROWS}.length && {FOCUSED}")
     page.press("End")
     page.press("Enter")
     page.wait_for(f"{EVENT} === 'layers.2' && location.hash.endsWith('row=35')")
