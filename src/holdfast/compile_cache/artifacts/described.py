@@ -36,6 +36,7 @@ def describe_key(key: StoredKey) -> dict[str, Json]:
         "bytes": key.size_bytes,
         "used": format_utc(key.used_s),
         "used_s": key.used_s,
+        "used_days": key.used_days,
         "variants": [_describe_variant(found) for found in key.variants],
     }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 from holdfast.compile_cache.artifacts.catalog import DAY_S, StoredVariant
 from holdfast.errors import HoldfastError, NameInUse, NotFound
@@ -23,6 +23,14 @@ from holdfast.repo.write.writer import Request, save
 
 USES: Final = f"{RESERVED}compiled-use/"
 _ATTEMPTS: Final = 4
+
+
+class KeyUses(NamedTuple):
+    """The recorded uses of one key."""
+
+    last_s: float
+    days: int
+    """The number of days on which it was used, as far as their records are kept."""
 
 
 def record_use(repo: Repository, hits: Iterable[StoredVariant]) -> bool:
@@ -39,17 +47,19 @@ def record_use(repo: Repository, hits: Iterable[StoredVariant]) -> bool:
         return False  # use records are optional: a read-only or full store is not an error
 
 
-def read_uses(store: ObjectStore) -> dict[str, float]:
-    """Return when each key was last used, where recorded, to within a day. Lists all names of the store."""
-    return _find_latest(_list_days(store))
+def read_uses(store: ObjectStore) -> dict[str, KeyUses]:
+    """Return when each key was last used, where recorded, to within a day; and how often. Lists all names."""
+    return _find_uses(_list_days(store))
 
 
 def delete_old_uses(store: ObjectStore, *, kept: set[str]) -> int:
     """Delete records older than a day that are not the last use of any key in `kept`. Return how many."""
     days = _list_days(store)
-    latest = _find_latest(days)
+    uses = _find_uses(days)
     oldest_s = store.clock() - DAY_S
-    idle = [day for day in days if not any(latest[key] == day.time_s for key in kept.intersection(_parse_keys(day)))]
+    idle = [
+        day for day in days if not any(uses[key].last_s == day.time_s for key in kept.intersection(_parse_keys(day)))
+    ]
     names = [day.name for day in idle if day.time_s < oldest_s]
     for name in names:
         with suppress(NameInUse, NotFound):
@@ -61,11 +71,12 @@ def _list_days(store: ObjectStore) -> list[CommittedSnapshot]:
     return [found for found in iter_names(store, USES) if isinstance(found, CommittedSnapshot)]
 
 
-def _find_latest(days: Iterable[CommittedSnapshot]) -> dict[str, float]:
-    uses: dict[str, float] = {}
+def _find_uses(days: Iterable[CommittedSnapshot]) -> dict[str, KeyUses]:
+    uses: dict[str, KeyUses] = {}
     for day in days:
-        for key in _parse_keys(day):
-            uses[key] = max(uses.get(key, 0.0), day.time_s)
+        for key in set(_parse_keys(day)):
+            last_s, count = uses.get(key, (0.0, 0))
+            uses[key] = KeyUses(max(last_s, day.time_s), count + 1)
     return uses
 
 

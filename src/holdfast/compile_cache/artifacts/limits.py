@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.compile_cache.artifacts.catalog import StoredVariant, iter_artifacts
-from holdfast.compile_cache.artifacts.last_use import delete_old_uses, read_uses
+from holdfast.compile_cache.artifacts.last_use import KeyUses, delete_old_uses, read_uses
 from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.names.snapshots import delete_if_unchanged, read_name
@@ -45,6 +45,8 @@ class StoredKey:
     """Sorted by variant number."""
     used_s: float
     """When it was last used or, if that is not known, saved."""
+    used_days: int = 0
+    """On how many days a process has loaded it, as far as that is recorded; the day of the save does not count."""
 
     @property
     def size_bytes(self) -> int:
@@ -87,7 +89,7 @@ def read_stored(store: ObjectStore) -> list[StoredKey]:
     return group_keys(iter_artifacts(store), read_uses(store))
 
 
-def group_keys(artifacts: Iterable[StoredVariant], uses: Mapping[str, float]) -> list[StoredKey]:
+def group_keys(artifacts: Iterable[StoredVariant], uses: Mapping[str, KeyUses]) -> list[StoredKey]:
     """Group artifacts by key, the most recently used first. Does no I/O."""
     groups: dict[str, list[StoredVariant]] = {}
     for variant in artifacts:
@@ -97,7 +99,8 @@ def group_keys(artifacts: Iterable[StoredVariant], uses: Mapping[str, float]) ->
     for digest, variants in groups.items():
         saved_s = max((variant.snapshot.time_s for variant in variants if variant.snapshot), default=0.0)
         in_order = tuple(sorted(variants, key=lambda variant: variant.number))
-        keys.append(StoredKey(digest, in_order, max(saved_s, uses.get(digest, 0.0))))
+        last_s, days = uses.get(digest, (0.0, 0))
+        keys.append(StoredKey(digest, in_order, max(saved_s, last_s), days))
     return sorted(keys, key=lambda key: (-key.used_s, key.digest))
 
 

@@ -14,7 +14,7 @@ from holdfast.serving.request import choose_sort
 
 MAX_KEYS: Final = 2000
 """Keys of one page."""
-_SORTS: Final = ("used_s", "key", "bytes", "seconds", "torch")
+_SORTS: Final = ("used_s", "used_days", "key", "bytes", "seconds", "torch")
 
 
 def describe_cache(keys: Sequence[StoredKey], sort: str, offset: int, limit: int) -> dict[str, Json]:
@@ -34,6 +34,8 @@ def _find_order(key: StoredKey, by: str) -> tuple[float | str, ...]:
     match by:
         case "used_s":
             return (key.used_s, key.digest)
+        case "used_days":
+            return (key.used_days, key.digest)
         case "bytes":
             return (key.size_bytes, key.digest)
         case "seconds":

@@ -46,6 +46,7 @@ function columns() {
   return [
     { name: "key", title: "Key", main: true, width: "minmax(150px, 2fr)", sort: "key", show: (row) => clean(row.key.slice(0, 16)) },
     { name: "used", title: "Last used", width: "152px", sort: "used_s", show: (row) => when(row.used_s) },
+    { name: "days", title: "Days with hits", number: true, wide: 560, width: "124px", sort: "used_days", tip: "on how many days a process has loaded it: a hit is recorded once a day, and not on the day of the save", show: (row) => count(row.used_days) },
     { name: "bytes", title: "Size", number: true, wide: 480, width: "90px", sort: "bytes", show: (row) => bytes(row.bytes) },
     { name: "seconds", title: "Compiled in", number: true, wide: true, width: "110px", sort: "seconds", show: (row) => short(row.seconds) + " s" },
     { name: "variants", title: "Variants", number: true, wide: true, width: "90px", tip: "graphs with other guards", show: (row) => count(row.variants.length) },

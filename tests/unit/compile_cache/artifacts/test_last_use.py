@@ -39,7 +39,7 @@ def test_use_is_recorded_once_a_day_by_one_process(repo: Repository, clock: Virt
     clock.advance(1 * DAY_S)
     assert record_use(repo, found)
 
-    assert read_uses(repo.store) == {each.key_digest: START_S + 3 * DAY_S for each in found}
+    assert read_uses(repo.store) == {each.key_digest: (START_S + 3 * DAY_S, 2) for each in found}
     assert sorted(each.name for each in iter_names(repo.store, USES)) == [  # type: ignore[union-attr]  # none is damaged
         "@compiled-use/2023-11-16",
         "@compiled-use/2023-11-17",

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from holdfast.compile_cache.artifacts.catalog import DAY_S, StoredVariant, artifact_name, iter_variants
-from holdfast.compile_cache.artifacts.last_use import read_uses, record_use
+from holdfast.compile_cache.artifacts.last_use import KeyUses, read_uses, record_use
 from holdfast.compile_cache.artifacts.limits import (
     CacheLimits,
     StoredKey,
@@ -163,7 +163,7 @@ def test_damaged_keys_are_deleted_if_their_records_can_be_read(tmp_path: Path) -
 def test_variants_of_a_key_are_in_order_and_last_used_together() -> None:
     found = [StoredVariant(artifact_name(make_key().digest, number), make_key().digest, None) for number in (10, 2, 0)]
 
-    (key,) = group_keys(found, {make_key().digest: 7.0})
+    (key,) = group_keys(found, {make_key().digest: KeyUses(7.0, 3)})
 
     assert [each.number for each in key.variants] == [0, 2, 10]
-    assert key.used_s == 7.0
+    assert (key.used_s, key.used_days) == (7.0, 3)
