@@ -91,5 +91,6 @@ function drawShared(found, map, scale) {
     describe: (row, column) => [row === column ? names[row] : `${names[row]} and ${names[column]}`, (row === column ? "uses " : "both use ") + bytes(found.shared[row][column])],
     choose: (row) => openStored(found.series[row], "snapshots", { filter: found.series[row] }),
   });
-  scale.replaceChildren(drawScale(0, most, false, bytes));
+  // What a series uses may be far more than it shares, and would leave all other cells pale.
+  scale.replaceChildren(drawScale(0, most, false, (size) => bytes(size) + (size && all > most ? " or more" : "")));
 }
