@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from holdfast.digest import Digest
+from holdfast.errors import Unsupported
 from holdfast.tensors.device_digest.challenge import QueuedDigests
 from holdfast.tensors.device_digest.choice import find_kernels
 from holdfast.tensors.device_digest.pieces import DeviceBytes, DevicePiece
@@ -54,10 +55,15 @@ class DeferredDigests:
     def queue(self, tensor: torch.Tensor) -> int:
         """Queue the digest of a tensor on a device for which `can_defer`; returns its index in what `collect` returns.
 
-        Raises Unsupported if the tensor has no memory of its own.
+        Raises Unsupported if the tensor has no memory of its own, and while a CUDA graph is captured.
         """
         with _without_modes():
             data = DeviceBytes.from_tensor(tensor)
+            if data.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise Unsupported(
+                    "a CUDA graph is being captured, and a digest would become a part of it: replays would overwrite"
+                    " the memory of later digests. Record without CUDA graphs"
+                )
             queue = self._queues.get(data.device)
             if queue is None:
                 kernels = find_kernels(data.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from holdfast.digest import hash_bytes
 from holdfast.errors import DeviceFault, Unsupported
 from holdfast.tensors.device_digest import deferred
 from holdfast.tensors.device_digest.deferred import CollectedDigests, DeferredDigests, can_defer
+from holdfast.tensors.device_digest.pieces import DeviceBytes
 from holdfast.tensors.device_digest.torch_ops import TorchKernels
 from tests.kit.device_digests import CPU
 
@@ -39,6 +41,16 @@ def test_tensors_may_change_as_soon_as_their_digest_is_queued() -> None:
         tensor.fill_(-1)
 
     assert queue.collect().wait() == expected
+
+
+def test_nothing_is_queued_while_a_cuda_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeviceBytes, "from_tensor", lambda _: SimpleNamespace(device=torch.device("cuda", 0)))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    queue = DeferredDigests()
+
+    with pytest.raises(Unsupported, match="Record without CUDA graphs"):
+        queue.queue(torch.ones(1))
+    assert queue.collect().wait() == []
 
 
 def test_large_tensors_are_hashed_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
