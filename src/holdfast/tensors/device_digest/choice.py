@@ -50,13 +50,21 @@ class _Verdict:
     problem: str = ""
 
 
-@cache
 def choose_backend(device: torch.device) -> BackendChoice:
     """Return how digests are computed on a device: the fastest way that gives the digests of the CPU there.
 
     The first call for a device checks that, which takes seconds if a kernel has to be compiled. A backend that fails
-    gives a warning; after a wrong digest, bytes of the device are copied to the host.
+    gives a warning; after a wrong digest, bytes of the device are copied to the host. If the device has no memory left
+    for the check, they are copied, too, and the next call checks again.
     """
+    try:
+        return _choose_checked(device)
+    except torch.OutOfMemoryError:
+        return BackendChoice("cpu", f"{device} has no memory left to check its kernels; bytes are copied to the host")
+
+
+@cache
+def _choose_checked(device: torch.device) -> BackendChoice:
     if device.type == "cpu":
         return BackendChoice("cpu", "the bytes are in the memory of the host")
     problems: list[str] = []
@@ -120,7 +128,10 @@ def _make_kernels(backend: DigestBackend, device: torch.device) -> Kernels:
 
 @cache
 def _check(backend: DigestBackend, device: torch.device) -> _Verdict:
-    """Compare a backend with the CPU on lengths at edges and random ones, at random offsets; warns if it fails."""
+    """Compare a backend with the CPU on lengths at edges and random ones, at random offsets; warns if it fails.
+
+    Raises torch.OutOfMemoryError if there is no memory for that.
+    """
     if backend == "cpu":
         return _Verdict(is_usable=True)
     if backend == "triton" and find_spec("triton") is None:
@@ -130,6 +141,8 @@ def _check(backend: DigestBackend, device: torch.device) -> _Verdict:
     compute = _make_backend(backend, device)
     try:
         found = [digest for batch in batches for digest in compute(batch)]
+    except torch.OutOfMemoryError:
+        raise  # says nothing about the backend
     except DeviceFault:
         verdict = _Verdict(is_usable=False, is_wrong=True, problem="it returned a wrong digest of random bytes")
     except Exception as error:  # noqa: BLE001  # a compiler, a driver or a device that lacks an operation: any type

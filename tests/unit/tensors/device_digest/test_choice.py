@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 import pytest
 import torch
@@ -29,10 +30,10 @@ OTHER = torch.device("cuda", 0)
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
     """Check every backend anew, and forget what the test made of it."""
-    for cached in (choice.choose_backend, choice._check, choice._make_backend, choice._make_kernels):
+    for cached in (choice._choose_checked, choice._check, choice._make_backend, choice._make_kernels):
         cached.cache_clear()
     yield
-    for cached in (choice.choose_backend, choice._check, choice._make_backend, choice._make_kernels):
+    for cached in (choice._choose_checked, choice._check, choice._make_backend, choice._make_kernels):
         cached.cache_clear()
 
 
@@ -102,6 +103,21 @@ def test_after_a_wrong_digest_bytes_are_copied_to_the_host(backends: dict[str, o
     with pytest.raises(Unsupported, match="cannot be computed on cuda:0 by triton: it returned wrong digests"):
         find_backend("triton", OTHER)
     assert find_backend("cpu", OTHER) is digest_on_cpu
+
+
+def test_a_full_device_is_checked_again_at_the_next_use(backends: dict[str, object]) -> None:
+    def fail(pieces: object) -> NoReturn:
+        raise torch.OutOfMemoryError("full")
+
+    working, backends["triton"] = backends["triton"], fail
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = choose_backend(OTHER)
+        assert (found.backend, found.has_wrong) == ("cpu", False)
+        assert found.reason == "cuda:0 has no memory left to check its kernels; bytes are copied to the host"
+        backends["triton"] = working
+
+        assert choose_backend(OTHER).backend == "triton"
 
 
 def test_after_a_kernel_that_did_nothing_bytes_are_copied_to_the_host(backends: dict[str, object]) -> None:
