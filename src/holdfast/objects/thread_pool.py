@@ -21,8 +21,8 @@ _BEGIN_S: Final = 1.0
 """How long to wait for the first thread to begin, before the caller works instead."""
 _CHECK_S: Final = 1.0
 """How often a waiting caller checks again, in case a signal was lost."""
-_IDLE_S: Final = 5.0
-"""How often an idle thread checks whether the pool was shut down."""
+_IDLE_S: Final = 1.0
+"""How long a thread waits for work before it ends."""
 _START_S: Final = 30.0
 """How long to wait for a thread to begin. Normally it takes a moment; without memory it never begins."""
 
@@ -163,16 +163,18 @@ class BackgroundThread:
 class _Slot:
     """One thread of a pool."""
 
-    __slots__ = ("has_begun", "left")
+    __slots__ = ("end", "has_begun", "left")
 
     def __init__(self) -> None:
+        self.end: dict[str, str] = {}
+        """Who ends the thread: decided once, by the thread that was idle or by `shutdown`, whichever is first."""
         self.has_begun = False
         self.left = threading.Lock()
         self.left.acquire()
 
 
 class ThreadPool:
-    """At most `size` threads, started when there is work. Call `shutdown` to end them.
+    """At most `size` threads, started when there is work. They end when they were idle, and with `shutdown`.
 
     Starting a thread does not wait for it to begin. A caller that has waited for a second for a task that no thread has
     claimed runs the task itself.
@@ -231,15 +233,17 @@ class ThreadPool:
             # Return only when all threads have ended: they use files and memory of the caller.
             try:
                 slot = self._slots[-1]
-                if slot.has_begun and not slot.left.acquire(timeout=_CHECK_S):
+                # A thread that ends by itself has no work, and takes none any more.
+                is_awaited = slot.has_begun and slot.end.setdefault("by", "shutdown") == "shutdown"
+                if is_awaited and not slot.left.acquire(timeout=_CHECK_S):
                     # A thread may sleep past its own timeout: `SimpleQueue.get` waits for ever if it is woken for an
                     # item that another thread takes and finds its timeout just passed.
                     self._queue.put(None)
                     continue
                 slot.has_begun = False
-                self._slots.pop()
-            except MemoryError:
-                continue
+                self._slots.remove(slot)
+            except (MemoryError, IndexError, ValueError):
+                continue  # a thread that ended by itself has removed its slot meanwhile
         with suppress(Empty):
             while True:
                 task = self._queue.get_nowait()
@@ -252,12 +256,12 @@ class ThreadPool:
             if not self._is_shut_down:
                 self._has_begun = True
                 _set_thread_name(self._name)
-                while self._run_next():
+                while self._run_next(slot):
                     pass
         finally:
             slot.left.release()
 
-    def _run_next(self) -> bool:
+    def _run_next(self, slot: _Slot) -> bool:
         """Run the next task, if there is one; return False if the thread should end."""
         try:
             task = self._queue.get(timeout=_IDLE_S)
@@ -265,10 +269,22 @@ class ThreadPool:
                 return False
             task.run()
         except Empty:
-            return not self._is_shut_down
+            return not self._end_idle(slot)
         except MemoryError:
             # Raised by the queue, or by a task before it was claimed: its caller runs it.
             pass
+        return True
+
+    def _end_idle(self, slot: _Slot) -> bool:
+        """Return whether a thread that has found no work should end; it then takes none any more."""
+        try:
+            if slot.end.setdefault("by", "idle") == "idle":
+                # A task that is queued just now finds no thread: its caller runs it, after a second at most.
+                self._slots.remove(slot)
+        except ValueError:
+            pass  # `shutdown` has removed it
+        except MemoryError:
+            return False  # tries again when it is idle next time
         return True
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
+import time
 from _thread import get_ident
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
@@ -55,6 +58,51 @@ def test_no_more_threads_work_than_there_may_be(pool: ThreadPool) -> None:
     for task in tasks:
         task.result()
     pool.shutdown()
+
+
+def test_idle_threads_end_and_others_begin_with_the_next_work(
+    pool: ThreadPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thread_pool, "_IDLE_S", 0.01)
+    for _ in range(3):
+        thread = Path("/proc/self/task", str(pool.submit(threading.get_native_id).result()))
+        end_s = time.monotonic() + PATIENCE_S
+        while thread.exists():
+            assert time.monotonic() < end_s, "the thread does not end"
+
+        assert pool._slots == []
+    pool.shutdown()
+
+
+def test_every_task_runs_once_while_threads_end_and_begin(pool: ThreadPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_pool, "_IDLE_S", 0.0005)
+    monkeypatch.setattr(thread_pool, "_CHECK_S", 0.001)
+    dice = random.Random(0)
+    ran: list[int] = []
+    counts = [dice.randrange(10) for _ in range(300)]
+    for turn, count in enumerate(counts):
+        tasks = [pool.submit(partial(ran.append, 10 * turn + number)) for number in range(count)]
+        for task in tasks:
+            task.result()
+        threading.Event().wait(dice.choice([0.0, 0.0005, 0.002]))
+    pool.shutdown()
+
+    assert sorted(ran) == [10 * turn + number for turn, count in enumerate(counts) for number in range(count)]
+
+
+def test_a_pool_ends_while_its_threads_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_pool, "_IDLE_S", 0.0005)
+    monkeypatch.setattr(thread_pool, "_CHECK_S", 0.001)
+    for number in range(200):
+        pool = ThreadPool("test", 3)
+        tasks = [pool.submit(get_ident) for _ in range(3)]
+        for task in tasks:
+            task.result()
+        if number % 2:
+            threading.Event().wait(0.0005)
+        pool.shutdown()
+
+        assert pool._slots == []
 
 
 class SleepyQueue:
