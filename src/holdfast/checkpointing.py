@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import signal
 import threading
@@ -236,7 +235,7 @@ class CheckpointManager:
         tree = state() if callable(state) and not hasattr(state, "state_dict") else state
         metadata |= {"step": saved.step}
         if saved.metrics:
-            metadata["metrics"] = {name: _to_json(value) for name, value in saved.metrics.items()}
+            metadata["metrics"] = {name: float(value) for name, value in saved.metrics.items()}
         is_async = self._is_async and not self._stop_reason
         save: Callable[..., object] = self._store.save_async if is_async else self._store.save
         result = save(saved.name, tree, overwrite=True, metadata=metadata, **self._how, **self._together)
@@ -317,11 +316,6 @@ def load_first_intact(
 def _is_damage(error: Exception) -> bool:
     """Return whether an error says that the snapshot is damaged; on many ranks it is the same answer on each."""
     return is_caused_by(error, Corrupt, NotFound) if isinstance(error, RankError) else True
-
-
-def _to_json(value: float) -> Json:
-    number = float(value)
-    return number if math.isfinite(number) else str(number)
 
 
 def parse_seconds(value: float | timedelta | str) -> float:

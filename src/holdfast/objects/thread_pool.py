@@ -226,7 +226,7 @@ class ThreadPool:
         """Run all tasks that were submitted and not cancelled, then end the threads."""
         # First: a thread that begins after this sees the flag and ends. Threads that have begun are waited for.
         self._is_shut_down = True
-        with suppress(MemoryError):  # a thread that gets no message checks the flag itself
+        with suppress(MemoryError):  # a thread that gets no message ends when it has been idle
             for _ in self._slots:
                 self._queue.put(None)
         while self._slots:

@@ -61,7 +61,7 @@ class RunView {
     this.moves = this.moves.then(() => { const step = find(); return step === null || step === undefined ? null : this.choose({ step: String(step) }); });
   }
 
-  // Another step or filter: the table begins anew, and the address has both.
+  // Shows another step or filter: reloads the table, and writes both into the address.
   choose(chosen) {
     Object.assign(this, chosen, { row: "" });
     note({ step: this.step, filter: this.filter, row: "" });
