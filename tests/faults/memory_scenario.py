@@ -49,6 +49,11 @@ FOREIGN: Final = (
         r"(?s)increment_version expect a Iterable\[Tensor\] as input.*",
         "torch: a failed allocation is taken for a wrong argument",
     ),
+    Foreign(
+        TypeError,
+        r"expected str, bytes or os\.PathLike object, not PosixPath",
+        "CPython: os.fspath(path) takes a failed allocation for a missing __fspath__",
+    ),
     Foreign(RuntimeError, "can't start new thread", "CPython: no memory for the stack of a thread, or for its state"),
     Foreign(RuntimeError, "can't allocate lock", "CPython: threading.Lock()"),
     Foreign(RuntimeError, "can't allocate read lock", "CPython: an open file, which has a lock"),

@@ -82,6 +82,8 @@ def test_what_is_bad_is_told() -> None:
         (StoreError("cannot read x", code=errno.ENOMEM), "ENOMEM"),
         (CommitUnknown("x"), "CommitUnknown"),
         (RuntimeError("can't start new thread"), "foreign"),
+        (TypeError("expected str, bytes or os.PathLike object, not PosixPath"), "foreign"),
+        (TypeError("expected str, bytes or os.PathLike object, not int"), "another error"),
         (RuntimeError("increment_version expect a Iterable[Tensor] as input\nBefore this error, ..."), "foreign"),
         (RuntimeError("Failed to allocate a torch.storage.UntypedStorage object"), "foreign"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ..."), "foreign"),

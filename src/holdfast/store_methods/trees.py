@@ -138,11 +138,17 @@ class TreeMethods(OpenStore):
         """
         from holdfast.distributed.checkpoint.checkpoint import load_into_together
         from holdfast.distributed.checkpoint.choices import make_into_options
+        from holdfast.snapshot.into.journal import Journal
 
         options, world = make_into_options(held=self._held, progress=make_progress(progress), **choices)
-        repo, types = self._views.choose_repository(name), self._types
-        with self._lineage.loading(lambda: self._open_snapshot(name).record) as find:
-            return load_into_together(repo, find, tree, options, types=types, world=world)
+        repo, types, journal = self._views.choose_repository(name), self._types, Journal()
+        try:
+            with self._lineage.loading(lambda: self._open_snapshot(name).record) as find:
+                return load_into_together(repo, find, tree, options, types=types, world=world, journal=journal)
+        except BaseException as error:
+            # Outside of every `with`: the end of one can raise MemoryError after everything was loaded.
+            journal.report(error)
+            raise
 
     def _describe_save(self, name: str, mirror: StrPath | None) -> Mapping[str, Json]:
         verify_user_name(name)

@@ -17,6 +17,7 @@ from holdfast.errors import NameInUse, NotFound, Unsupported
 from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.opening import open as open_store
+from holdfast.query.lineage import LineageLog
 from holdfast.repo.format.layout import PACKS
 from holdfast.repo.upkeep.collect import Rules
 from tests.kit.saving import keys
@@ -201,3 +202,24 @@ def test_saving_and_loading_leave_no_files_open(tmp_path: Path) -> None:
         store.load(f"s{step}", mmap=True)
 
     assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+def test_an_error_after_everything_was_loaded_lists_it_as_overwritten(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save("x", {"w": noise(4)})
+    target = {"w": torch.zeros(4)}
+    calls = []
+
+    def fail(self: LineageLog, snapshot: object) -> None:
+        calls.append(snapshot)
+        raise MemoryError
+
+    monkeypatch.setattr(LineageLog, "note_loaded", fail)
+
+    with pytest.raises(MemoryError) as caught:
+        store.load_into("x", target)
+
+    assert len(calls) == 1
+    assert torch.equal(target["w"], noise(4))
+    assert vars(caught.value)["overwritten"] == ("w",)

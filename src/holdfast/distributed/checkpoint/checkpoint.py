@@ -163,12 +163,15 @@ def load_into_together(
     *,
     types: Types,
     world: World | None,
+    journal: Journal,
 ) -> Any:
-    """Load in place into a tree that is distributed over the ranks; changes nothing unless it fits on all ranks."""
+    """Load in place into a tree that is distributed over the ranks; changes nothing unless it fits on all ranks.
+
+    The caller adds to every error what the journal recorded.
+    """
     if world is None:
-        return LazySnapshot(repo, find(), types).load_into(tree, replace(options, replicas="each"))
-    journal = Journal()
-    with journal.reporting(), world.join("load") as ranks:
+        return LazySnapshot(repo, find(), types).load_into(tree, replace(options, replicas="each"), journal=journal)
+    with world.join("load") as ranks:
         journal.where = f"the target of rank {ranks.rank}"
         record = _agree_on_record(find, options, ranks)
         chunk_exchange = open_together(repo.store, record.manifest, ranks, name=record.name)

@@ -89,8 +89,7 @@ class Journal:
         try:
             yield
         except BaseException as error:
-            if self._begun:
-                self.report(error)
+            self.report(error)
             raise
 
     @property
@@ -118,7 +117,12 @@ class Journal:
         return Overwritten(tuple(sorted(by_state["whole"])), tuple(sorted(by_state["partly"])))
 
     def report(self, error: BaseException) -> None:
-        """Add what was overwritten to an error: as attributes, and as a sentence in its text or in a note."""
+        """Add what was overwritten to an error: as attributes, and as a sentence in its text or in a note.
+
+        Without any write the error is unchanged.
+        """
+        if self.is_empty:
+            return
         found = self.find_overwritten(self.list_leaves())
         # Through `__dict__`, because the exception's class may refuse to set attributes.
         vars(error).update(overwritten=found.whole + found.partly, partly_written=found.partly)

@@ -178,10 +178,9 @@ class Snapshot:
         with self._open_for(options.verify, options.progress) as opened:
             return load_tree(opened, options, self._types)
 
-    def load_into(self, tree: Any, options: IntoOptions | None = None) -> Any:
+    def load_into(self, tree: Any, options: IntoOptions | None = None, *, journal: Journal | None = None) -> Any:
         """Load into an existing tree, in place, and return it."""
-        options = options or IntoOptions()
-        journal = Journal()
+        options, journal = options or IntoOptions(), journal or Journal()
         with journal.reporting(), self._open_for(options.verify, options.progress) as opened:
             return load_into(opened, tree, options, self._types, journal=journal)
 
