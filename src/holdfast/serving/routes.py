@@ -43,7 +43,6 @@ from holdfast.serving.answers.snapshots import (
     describe_page,
     describe_series,
     find_named,
-    parse_choice,
     read_sizes,
 )
 from holdfast.serving.answers.upkeep import count_requests, describe_activity, describe_requests, iter_check
@@ -157,7 +156,7 @@ class StoreApi:
         state = self._listing.read()
         text, sort = request.read_text("filter"), request.read_text("sort")
         key = (state.mark, str(int(state.read_s / _CHOICE_AGE_S)), text, sort)
-        return self._choices.find_or_compute(key, lambda: choose(state, parse_choice(text, sort)))
+        return self._choices.find_or_compute(key, lambda: choose(state, text, sort))
 
     def _answer_snapshots(self, request: ApiRequest) -> HttpAnswer:
         offset, limit = request.read_page(100, most=MAX_PAGE)

@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.errors import BadName, NotFound, SnapshotGone
@@ -16,7 +15,7 @@ from holdfast.query.described import describe_damage, describe_snapshot
 from holdfast.query.facts import MISSING, Facts, is_finite
 from holdfast.query.globs import Glob, is_glob
 from holdfast.query.lineage import parse_lineage
-from holdfast.query.select import Query, parse_query, select
+from holdfast.query.select import parse_query, select
 from holdfast.repo.format.layout import snapshot_stem, split_prefix, tag_stem
 from holdfast.repo.format.rank_manifests import Manifests, read_manifests
 from holdfast.repo.handle.repository import Repository
@@ -35,37 +34,20 @@ MAX_LOADS: Final = 2000
 _EXPRESSION: Final = re.compile(r"[<>=~]|\bin\s*\(|\b(?:like|not)\s|\sexists\b")
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenSnapshots:
-    """Which snapshots a request asks for, and in which order."""
+def choose(state: StoreState, text: str, sort: str) -> list[Facts]:
+    """Return what the filter box asks for, in order. Raises BadExpression.
 
-    match: str = ""
-    """A prefix of names, a glob, or a part of names."""
-    query: Query = field(default_factory=Query)
-
-
-def parse_choice(text: str, sort: str) -> ChosenSnapshots:
-    """Parse the filter box: an expression if it contains a comparison, else a text for names. Raises BadExpression."""
-    text = text.strip()
-    if _EXPRESSION.search(text):
-        return ChosenSnapshots("", parse_query(where=text, sort=sort or None))
-    return ChosenSnapshots(text, parse_query(sort=sort or None))
-
-
-def choose(state: StoreState, choice: ChosenSnapshots) -> list[Facts]:
-    """Return the chosen snapshots, in order."""
-    return select(_find_matching(state.facts, choice.match), choice.query)
-
-
-def _find_matching(facts: Sequence[Facts], text: str) -> Sequence[Facts]:
-    """Return those whose names begin with a text; else those that match it as a glob, or contain it."""
-    if not text:
-        return facts
+    Names that begin with the text come first: names of series may look like conditions. A text with a comparison is
+    an expression; any other is a glob, or a part of names.
+    """
+    text, facts = text.strip(), state.facts
     found = [each for each in facts if each.snapshot.name.startswith(text)]
+    if not found and _EXPRESSION.search(text):
+        return select(facts, parse_query(where=text, sort=sort or None))
     if not found and is_glob(text):
         glob = Glob(text)
         found = [each for each in facts if glob.matches(each.snapshot.name)]
-    return found or [each for each in facts if text in each.snapshot.name]
+    return select(found or [each for each in facts if text in each.snapshot.name], parse_query(sort=sort or None))
 
 
 def describe_page(state: StoreState, found: Sequence[Facts], offset: int, limit: int, *, url: str) -> dict[str, Json]:

@@ -21,7 +21,7 @@ export async function openCompare(main, parameters, signal) {
 
 class CompareView {
   constructor(main, parameters, signal) {
-    Object.assign(this, { a: parameters.a || "", b: parameters.b || "", filter: parameters.filter || "", measure: parameters.measure in MEASURES ? parameters.measure : "relative_l2", group: parameters.group || "", signal });
+    Object.assign(this, { a: parameters.a || "", b: parameters.b || "", filter: parameters.filter || "", measure: Object.hasOwn(MEASURES, parameters.measure) ? parameters.measure : "relative_l2", group: parameters.group || "", signal });
     this.rows = [];
     this.order = [];
     this.head = null;

@@ -33,7 +33,7 @@ const shown = { close: null, refresh: null, watches: "state", marks: null, abort
 
 async function showRoute() {
   const { view, parameters } = readRoute();
-  const found = VIEWS[view];
+  const found = Object.hasOwn(VIEWS, view) ? VIEWS[view] : null;
   shown.abort.abort();
   shown.abort = new AbortController();
   if (shown.close) shown.close();

@@ -61,7 +61,7 @@ function drawAbout(found) {
     ["Saved after", found.previous ? link("snapshot", { name: found.previous }, found.previous) : ""],
     ["Continued by", found.children.length ? found.children.slice(0, 6).flatMap((name, at) => [at ? ", " : null, link("snapshot", { name }, name)]) : ""],
     ...Object.entries(found.numbers).map(([name, value]) => [clean(name), value === "nan" ? "NaN" : short(numeral(value))]),
-    ...Object.entries(found.metadata).filter(([name]) => name !== "metrics" && !(name in found.numbers)).map(([name, value]) => [clean(name), text(value)]),
+    ...Object.entries(found.metadata).filter(([name]) => name !== "metrics" && !Object.hasOwn(found.numbers, name)).map(([name, value]) => [clean(name), text(value)]),
     ...Object.entries(found.environment).filter(([name]) => name !== "lineage").map(([name, value]) => [clean(name.replaceAll("_", " ")), text(value)]),
   ];
   return el("section", { class: "card", id: "facts", "aria-label": "Facts" }, el("h2", {}, "Facts"), el("div", { class: "facts", tabindex: "0", role: "group", "aria-label": "List of facts" }, pairs(rows)));

@@ -152,7 +152,7 @@ class SnapshotsView {
     for (const row of wanted) this.asked.add(row.name);
     try {
       const found = await ask("sizes", { name: wanted.map((row) => row.name) }, this.signal);
-      for (const row of wanted) this.sizes.set(row.digest + row.generation, found.sizes[row.name] || { damage: found.damaged[row.name] || "" });
+      for (const row of wanted) this.sizes.set(row.digest + row.generation, Object.hasOwn(found.sizes, row.name) ? found.sizes[row.name] : { damage: Object.hasOwn(found.damaged, row.name) ? found.damaged[row.name] : "" });
       this.grid.redraw();
     } catch (error) {
       if (error.name !== "AbortError" && error.kind !== "NotFound") showError(this.error, error);
@@ -182,7 +182,7 @@ class SnapshotsView {
     const card = (name, title, values, shown) => el("button", { type: "button", class: "tile metric", "data-metric": name, title: `${title}: the newest value, and its course in up to 3 series`, "aria-pressed": String(this.chosen === name), onclick: () => this.plotNumber(name) },
       el("span", {}, title), el("strong", {}, shown), sparkline(this.split(values)));
     const last = (name) => {
-      const bad = this.series.not_finite[name] || {}, at = numbers[name].findLastIndex((value, place) => value !== null || place in bad);
+      const bad = Object.hasOwn(this.series.not_finite, name) ? this.series.not_finite[name] : {}, at = numbers[name].findLastIndex((value, place) => value !== null || place in bad);
       return at in bad ? NOT_FINITE[bad[at]] || bad[at] : short(numbers[name][at]);
     };
     // Those that have no tile are in a list; the chosen one always has a tile.
