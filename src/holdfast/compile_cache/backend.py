@@ -258,7 +258,7 @@ class _Request:
                 )
         except Exception as error:
             if inductor.is_for_dynamo(error):
-                self._counters.count("restart")
+                self._counters.count_restart(f"torch's compiler raised {inductor.describe_error(error)}")
             raise
         self._cache.remember_miss(self._key, self._guards)
         self._counters.count("miss")

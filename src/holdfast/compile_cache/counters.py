@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal
 
-CacheEvent = Literal["hit", "miss", "guard_miss", "saved", "corrupt", "refused", "restart", "waited"]
+CacheEvent = Literal["hit", "miss", "guard_miss", "saved", "corrupt", "refused", "waited"]
 CacheStage = Literal["key", "find", "load", "wait", "compile", "save"]
 
 _MIN_SHOWN_S: Final = 0.005
@@ -29,10 +29,10 @@ class CacheStatistics:
     """Entries that are damaged or could not be loaded."""
     refused: int
     """Entries that are not trusted: neither signed nor in a private store."""
-    restart: int
-    """Graphs for which the compiler made dynamo trace again."""
     waited: int
     """Hits that another process compiled while this one waited."""
+    restart: Mapping[str, int]
+    """Reason -> number of graphs that torch's compiler did not compile: dynamo traced again, perhaps shorter graphs."""
     bypass: Mapping[str, int]
     """Reason -> number of graphs that were compiled without the cache."""
     not_saved: Mapping[str, int]
@@ -53,7 +53,7 @@ class CacheStatistics:
             "not saved": sum(self.not_saved.values()),
             "corrupt": self.corrupt,
             "refused": self.refused,
-            "traced again": self.restart,
+            "traced again": sum(self.restart.values()),
             "waited for": self.waited,
         }
         texts = [f"{count} {what}" for what, count in counts.items() if count or what in ("hits", "misses")]
@@ -69,6 +69,7 @@ class CacheCounters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._events: Counter[CacheEvent] = Counter()
+        self._restart: Counter[str] = Counter()
         self._bypass: Counter[str] = Counter()
         self._not_saved: Counter[str] = Counter()
         self._seconds: dict[CacheStage, float] = {}
@@ -84,6 +85,11 @@ class CacheCounters:
         with self._lock:
             self._events["hit"] += 1
             self._seconds_saved += seconds_saved
+
+    def count_restart(self, reason: str) -> None:
+        """Count a graph that torch's compiler gave back to dynamo."""
+        with self._lock:
+            self._restart[reason] += 1
 
     def count_bypass(self, reason: str) -> None:
         """Count a graph that is compiled without the cache."""
@@ -119,8 +125,8 @@ class CacheCounters:
                 saved=self._events["saved"],
                 corrupt=self._events["corrupt"],
                 refused=self._events["refused"],
-                restart=self._events["restart"],
                 waited=self._events["waited"],
+                restart=dict(self._restart),
                 bypass=dict(self._bypass),
                 not_saved=dict(self._not_saved),
                 seconds_saved=self._seconds_saved,

@@ -102,7 +102,7 @@ class TorchCompiler(Protocol):
         """Return an error that dynamo passes on to the user unchanged."""
 
     def is_for_dynamo(self, error: Exception) -> bool:
-        """Return whether the compiler raised this error to make dynamo trace again or skip the frame."""
+        """Return whether the compiler raised this error so that dynamo traces again, breaks the graph or skips it."""
 
 
 def find_obstacle() -> str:
@@ -195,8 +195,14 @@ def make_strict_error(text: str) -> CompileCacheError:
 
 
 def is_for_dynamo(error: Exception) -> bool:
-    """Return whether the compiler raised this error to make dynamo trace again or skip the frame."""
+    """Return whether the compiler raised this error so that dynamo traces again, breaks the graph or skips it."""
     return load_torch().is_for_dynamo(error)
+
+
+def describe_error(error: Exception) -> str:
+    """Return the type of an error and the first line of its text."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
 def _version() -> str:

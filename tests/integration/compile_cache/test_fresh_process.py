@@ -86,8 +86,8 @@ def test_no_compiler_runs_for_any_kind_of_graph(slow: Trial) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_restart_passes_through_and_is_counted(slow: Trial) -> None:
-    assert slow.cold.cases["train_restart"]["restart"] == 1
-    assert slow.warm.cases["train_restart"]["restart"] == 1
+    assert sum(slow.cold.cases["train_restart"]["restart"].values()) == 1
+    assert sum(slow.warm.cases["train_restart"]["restart"].values()) == 1
 
 
 @pytest.mark.slow

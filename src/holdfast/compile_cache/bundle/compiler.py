@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable as Bundle
-from torch._dynamo.exc import RestartAnalysis, ShortenTraceback, SkipFrame
+from torch._dynamo.exc import RestartAnalysis, ShortenTraceback, SkipFrame, exceptions_allowed_to_be_fallback
 from torch._functorch import config as functorch_config
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 from torch._inductor import config as inductor_config
@@ -24,7 +24,7 @@ from holdfast.compile_cache.bundle.generated import drop_compiler, running_witho
 from holdfast.compile_cache.bundle.guards import GuardLanguage
 from holdfast.compile_cache.bundle.kernels import LOAD_PARAMETERS, record_kernels, supply_kernels
 from holdfast.compile_cache.bundle.lifting import lift_tensors
-from holdfast.compile_cache.inductor import CompiledGraph, LiftedGraph, compile_plainly
+from holdfast.compile_cache.inductor import CompiledGraph, LiftedGraph, compile_plainly, describe_error
 from holdfast.compile_cache.key.key import make_key
 from holdfast.compile_cache.key_parts import GraphKey
 from holdfast.errors import CompileCacheError
@@ -43,6 +43,10 @@ _SETTINGS_TO_SAVE: Final[dict[str, Any]] = {
     # Create an entry even if the user has turned torch's cache off.
     "enable_autograd_cache": True,
 }
+
+
+# With the last ones, dynamo breaks the graph; the user's program goes on.
+_FOR_DYNAMO: Final = (RestartAnalysis, SkipFrame, *exceptions_allowed_to_be_fallback)
 
 
 class StrictError(CompileCacheError, ShortenTraceback):
@@ -100,10 +104,10 @@ class BundleCompiler:
             kernels = stack.enter_context(record_kernels(system))
             try:
                 run = compile_plainly(graph, inputs, options)
-            except (RestartAnalysis, SkipFrame):
+            except _FOR_DYNAMO:
                 raise
             except Exception as error:  # noqa: BLE001 - compile as usual: that raises again if the graph itself is at fault
-                reason = f"compiling it together with its backward failed ({_describe(error)})"
+                reason = f"compiling it together with its backward failed ({describe_error(error)})"
             else:
                 return self._serialise(run, kernels.read, time.monotonic() - started)
         return _compile_unsaved(graph, inputs, options, reason)
@@ -123,8 +127,8 @@ class BundleCompiler:
         return StrictError(text)
 
     def is_for_dynamo(self, error: Exception) -> bool:
-        """Return whether the compiler raised this error to make dynamo trace again or skip the frame."""
-        return isinstance(error, RestartAnalysis | SkipFrame)
+        """Return whether the compiler raised this error so that dynamo traces again, breaks the graph or skips it."""
+        return isinstance(error, _FOR_DYNAMO)
 
     def _serialise(
         self, run: Callable[..., Any], read_kernels: Callable[[str], dict[str, bytes]], seconds: float
@@ -143,7 +147,7 @@ class BundleCompiler:
             kernels = read_kernels(_read_source(entry))
         except Exception as error:  # noqa: BLE001 - pickling runs user code, and the graph works without being saved
             return CompiledGraph(
-                run, None, seconds=seconds, why_not_saved=f"it could not be serialised ({_describe(error)})"
+                run, None, seconds=seconds, why_not_saved=f"it could not be serialised ({describe_error(error)})"
             )
         if guards and not self.guards.is_plain(guards):
             return CompiledGraph(
@@ -192,8 +196,3 @@ def _no_triton_kernels() -> Iterator[None]:
         yield
     finally:
         kernel_side_table.id_to_kernel, kernel_side_table.constant_args = saved
-
-
-def _describe(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.exc import RestartAnalysis, ShortenTraceback, SkipFrame
+from torch._dynamo.exc import RestartAnalysis, ShortenTraceback, SkipFrame, exceptions_allowed_to_be_fallback
 from torch._inductor.codecache import CppCodeCache
 from torch.compiler import config as compiler_config
 
@@ -84,14 +84,23 @@ def _raise(error: Exception) -> Callable[[], Any]:
     return fail
 
 
-@pytest.mark.parametrize("kind", [RestartAnalysis, SkipFrame])
-def test_an_error_for_dynamo_is_passed_on(monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None:
-    error = kind()
-    monkeypatch.setattr(module, "compile_plainly", lambda *_: _raise(error)())
+@pytest.mark.parametrize("kind", [RestartAnalysis, SkipFrame, *exceptions_allowed_to_be_fallback])
+def test_an_error_for_dynamo_is_passed_on_after_one_attempt(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    error = kind(*["a reason"] * (kind in exceptions_allowed_to_be_fallback))
+    attempts = []
+
+    def fail(*_: object) -> None:
+        attempts.append(1)
+        raise error
+
+    monkeypatch.setattr(module, "compile_plainly", fail)
 
     with pytest.raises(kind):
         _compile()
 
+    assert attempts == [1]
     assert COMPILER.is_for_dynamo(error)
     assert not COMPILER.is_for_dynamo(ValueError())
 
