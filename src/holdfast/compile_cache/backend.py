@@ -8,7 +8,7 @@ import os
 import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, Final, Literal, TypedDict
 
 import torch
 
@@ -21,12 +21,13 @@ from holdfast.compile_cache.counters import CacheStatistics
 from holdfast.compile_cache.key.inputs import may_share
 from holdfast.compile_cache.key_parts import GraphKey, Uncacheable, UnknownCode
 from holdfast.compile_cache.single_flight import WAIT_S, WaitOptions
-from holdfast.errors import StoreError
+from holdfast.errors import CompileCacheError, StoreError
 from holdfast.repo.handle.repository import Repository
 
 _log = logging.getLogger(__name__)
 
 Strict = bool | Literal["hit"]
+_STRICT_BYPASS: Final = "strict: a graph cannot be cached"
 
 
 class CompilerOptions(TypedDict, total=False):
@@ -63,7 +64,7 @@ def make_compiler(
         mode: the mode of `torch.compile`, such as "max-autotune".
         options: the compiler options of `torch.compile`.
         strict: True raises CompileCacheError for graphs that cannot be cached and entries that cannot be used, instead
-            of compiling them. "hit" also raises for graphs that are not stored.
+            of compiling them. "hit" also raises for graphs that are not stored. An unsupported torch raises at once.
         trust: load every entry of the store. If False, an entry is loaded only if it is signed with the secret, or if
             no other user can write to the store.
         key_file: path of a file with the secret that signs entries.
@@ -73,6 +74,9 @@ def make_compiler(
             model loads. Concurrent imports of the same modules can fail, so import no other part of torch at that time.
         import_behind: the former name of `import_in_background`; deprecated.
     """
+    # Here and not when dynamo calls: a torch that is not known may wrap errors of backends.
+    if strict and (unsupported := inductor.find_unsupported()):
+        raise CompileCacheError(f"{_STRICT_BYPASS}: {unsupported}")
     cache = CompileCache(
         repo, trust=Trust(secret=read_secret(key_file), everything=trust), waiting=WaitOptions(wait_s=wait_s)
     )
@@ -180,7 +184,7 @@ class Compiler:
     ) -> CompiledCall:
         self.cache.counters.count_bypass(reason)
         if self._strict:
-            raise inductor.make_strict_error(f"strict: a graph cannot be cached: {reason}")
+            raise inductor.make_strict_error(f"{_STRICT_BYPASS}: {reason}")
         _log.info("compiling a graph without the cache: %s", reason)
         with self.cache.counters.timed("compile"):
             # Torch's caches ignore whether inputs share memory and whether user code was edited, so they could return

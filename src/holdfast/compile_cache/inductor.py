@@ -98,23 +98,28 @@ class TorchCompiler(Protocol):
     def evaluate_guards(self, guards: str, inputs: Sequence[Any], *, install: bool) -> bool:
         """Return whether guards hold for the sizes among `inputs`."""
 
-    def make_strict_error(self, text: str) -> CompileCacheError:
-        """Return an error that dynamo passes on to the user unchanged."""
-
     def is_for_dynamo(self, error: Exception) -> bool:
         """Return whether the compiler raised this error so that dynamo traces again, breaks the graph or skips it."""
 
 
+def find_unsupported() -> str:
+    """Return that the cache does not support this version of torch, as a sentence; "" if it does. Imports nothing."""
+    version = _version()
+    if version in _KNOWN:
+        return ""
+    known = " and ".join(_KNOWN)
+    return f"the compile cache does not support torch {version}, only {known}; graphs are compiled but not saved"
+
+
 def find_obstacle() -> str:
     """Return why the cache cannot be used with this torch, as a sentence; "" if it can."""
-    version = _version()
-    if version not in _KNOWN:
-        known = " and ".join(_KNOWN)
-        return f"the compile cache does not support torch {version}, only {known}; graphs are compiled but not saved"
+    unsupported = find_unsupported()
+    if unsupported:
+        return unsupported
     try:
         return load_torch().find_obstacle()
     except (ImportError, AttributeError) as error:
-        return f"this build of torch {version} lacks a module or name that the compile cache needs: {error}"
+        return f"this build of torch {_version()} lacks a module or name that the compile cache needs: {error}"
 
 
 @functools.cache
@@ -188,10 +193,22 @@ def evaluate_guards(guards: str, inputs: Sequence[Any], *, install: bool = False
 
 
 def make_strict_error(text: str) -> CompileCacheError:
-    """Return an error that dynamo passes on to the user unchanged, not wrapped as a backend failure."""
-    if _version() not in _KNOWN:
-        return CompileCacheError(text)
-    return load_torch().make_strict_error(text)
+    """Return an error that dynamo passes on to the user unchanged, not wrapped as a failure of the backend."""
+    return _find_strict_error()(text)
+
+
+@functools.cache
+def _find_strict_error() -> Callable[[str], CompileCacheError]:
+    """Return a class of errors that dynamo does not wrap, if this torch has one. Imports dynamo."""
+    passed_on: Any = getattr(import_module("torch._dynamo.exc"), "ShortenTraceback", None)
+    if passed_on is None:
+        return CompileCacheError
+
+    class StrictError(CompileCacheError, passed_on):  # type: ignore[misc]  # a class that is known only at run time
+        def __init__(self, text: str) -> None:
+            super().__init__(text, first_useful_frame=None)
+
+    return StrictError
 
 
 def is_for_dynamo(error: Exception) -> bool:

@@ -63,9 +63,6 @@ class FakeTorch:
     def evaluate_guards(self, guards: str, inputs: Sequence[object], *, install: bool) -> bool:
         return not guards or guards == str(inputs[0])
 
-    def make_strict_error(self, text: str) -> CompileCacheError:
-        return CompileCacheError(text)
-
     def is_for_dynamo(self, error: Exception) -> bool:
         return isinstance(error, Again)
 

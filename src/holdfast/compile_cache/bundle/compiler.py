@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable as Bundle
-from torch._dynamo.exc import RestartAnalysis, ShortenTraceback, SkipFrame, exceptions_allowed_to_be_fallback
+from torch._dynamo.exc import RestartAnalysis, SkipFrame, exceptions_allowed_to_be_fallback
 from torch._functorch import config as functorch_config
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 from torch._inductor import config as inductor_config
@@ -27,7 +27,6 @@ from holdfast.compile_cache.bundle.lifting import lift_tensors
 from holdfast.compile_cache.inductor import CompiledGraph, LiftedGraph, compile_plainly, describe_error
 from holdfast.compile_cache.key.key import make_key
 from holdfast.compile_cache.key_parts import GraphKey
-from holdfast.errors import CompileCacheError
 
 # Torch replaces the class of this module on import; the type stubs do not show `patch`.
 _patch_compiler_config: Final[Callable[..., Any]] = compiler_config.patch  # type: ignore[attr-defined]
@@ -47,13 +46,6 @@ _SETTINGS_TO_SAVE: Final[dict[str, Any]] = {
 
 # With the last ones, dynamo breaks the graph; the user's program goes on.
 _FOR_DYNAMO: Final = (RestartAnalysis, SkipFrame, *exceptions_allowed_to_be_fallback)
-
-
-class StrictError(CompileCacheError, ShortenTraceback):
-    """Raised if `strict` is set; dynamo passes it on unchanged."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text, first_useful_frame=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +113,6 @@ class BundleCompiler:
     def evaluate_guards(self, guards: str, inputs: Sequence[Any], *, install: bool) -> bool:
         """Return whether guards hold for the sizes among `inputs`. If `install`, add them to dynamo's guards."""
         return self.guards.evaluate(guards, inputs, install=install)
-
-    def make_strict_error(self, text: str) -> CompileCacheError:
-        """Return an error that dynamo passes on to the user unchanged."""
-        return StrictError(text)
 
     def is_for_dynamo(self, error: Exception) -> bool:
         """Return whether the compiler raised this error so that dynamo traces again, breaks the graph or skips it."""

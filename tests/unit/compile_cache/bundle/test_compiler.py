@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.exc import RestartAnalysis, ShortenTraceback, SkipFrame, exceptions_allowed_to_be_fallback
+from torch._dynamo.exc import RestartAnalysis, SkipFrame, exceptions_allowed_to_be_fallback
 from torch._inductor.codecache import CppCodeCache
 from torch.compiler import config as compiler_config
 
@@ -15,7 +15,6 @@ from holdfast.compile_cache.bundle import compiler as module
 from holdfast.compile_cache.bundle.compiler import BundleCompiler
 from holdfast.compile_cache.bundle.guards import SHARED_NAMES, GuardLanguage
 from holdfast.compile_cache.inductor import CompiledGraph
-from holdfast.errors import CompileCacheError
 
 COMPILER = BundleCompiler(GuardLanguage(SHARED_NAMES))
 GRAPH = torch.fx.GraphModule({}, torch.fx.Graph())
@@ -103,11 +102,3 @@ def test_an_error_for_dynamo_is_passed_on_after_one_attempt(
     assert attempts == [1]
     assert COMPILER.is_for_dynamo(error)
     assert not COMPILER.is_for_dynamo(ValueError())
-
-
-def test_dynamo_passes_on_a_strict_error_unchanged() -> None:
-    error = COMPILER.make_strict_error("strict: no")
-
-    assert str(error) == "strict: no"
-    assert isinstance(error, CompileCacheError)
-    assert isinstance(error, ShortenTraceback)
