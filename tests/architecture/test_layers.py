@@ -132,7 +132,7 @@ HOME_OF_NAME: Final[dict[str, set[str]]] = {
     "print": {"cli/output.py"},
     "eval": set(),
     # Generated code of a compiled callable, which is trusted by its signature or by the owner of the store.
-    "exec": {"compile_cache/whole/running.py"},
+    "exec": {"compile_cache/bundle/generated.py", "compile_cache/whole/running.py"},
     # What others have torch.save write, loaded weights-only unless the user allows more.
     "torch.load": {"snapshot/pickled.py"},
     # A marker is a file of torch.save, because frameworks read it by torch.load.

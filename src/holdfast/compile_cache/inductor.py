@@ -206,7 +206,7 @@ def _find_strict_error() -> Callable[[str], CompileCacheError]:
 
     class StrictError(CompileCacheError, passed_on):  # type: ignore[misc]  # a class that is known only at run time
         def __init__(self, text: str) -> None:
-            super().__init__(text, first_useful_frame=None)
+            passed_on.__init__(self, text, first_useful_frame=None)
 
     return StrictError
 

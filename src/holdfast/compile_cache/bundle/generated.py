@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import linecache
 import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, Final
 
 import torch
@@ -29,6 +30,8 @@ from torch._inductor import metrics, utils
 from torch._inductor.codecache import FxGraphCache, PyCodeCache, output_code_log
 from torch._inductor.output_code import CompiledFxGraph
 from torch._logging import _internal as torch_logging
+
+from holdfast.digest import hash_bytes
 
 HIT_PARAMETERS: Final = ("graph", "cache_info", "constants")
 """The parameters of `FxGraphCache.cache_hit_post_compile`, through which torch loads every stored graph."""
@@ -103,10 +106,18 @@ def _install() -> None:
 
     @functools.wraps(plain)
     def cache_hit_post_compile(graph: Any, cache_info: Any, constants: Any) -> Any:
-        if not _is_active.get() or _needs_compiler(graph):
+        if not _is_active.get():
             return plain(graph, cache_info, constants)
-        _load(graph, constants)
-        return graph, cache_info
+        if not _needs_compiler(graph):
+            _load(graph, constants)
+            return graph, cache_info
+        # Kernels of Triton have to be in files; torch writes them, and the code, into its cache directory.
+        if not _has_triton_kernels(graph._triton_bundle):
+            graph.after_deserialization = functools.partial(_run_source, graph, graph.source_code)
+        try:
+            return plain(graph, cache_info, constants)
+        finally:
+            vars(graph).pop("after_deserialization", None)
 
     setattr(FxGraphCache, plain.__name__, _Hook(cache_hit_post_compile))
 
@@ -141,14 +152,31 @@ def _has_triton_kernels(bundle: Any) -> bool:
 
 def _load(graph: Any, constants: Any) -> None:
     """Run the generated code of a graph, and let the graph call it."""
-    key, path = PyCodeCache.write(substitute_imports(graph.source_code))
-    module = vars(PyCodeCache.load_by_key_path(key, path, graph.cache_linemap, constants.unwrap(graph)))
-    graph.current_callable = module["call"]
-    graph.recursively_apply_fns = module.get("recursively_apply_fns")
-    graph.compiled_fn_runner = module.get("runner")
+    _run_source(graph, substitute_imports(graph.source_code), constants)
     metrics.CachedMetricsHelper.apply_deltas(graph.metrics_deltas)
     counters["inductor"] += graph.counter_deltas
     graph.__class__ = _LoadedGraph
+
+
+def _run_source(graph: Any, source: str, constants: Any) -> str:
+    """Run the generated code of a graph as `PyCodeCache` does, but from memory. Return what stands for its file.
+
+    Torch runs the file that has the name of the code in its cache directory, without looking whether it is that code.
+    """
+    key = hash_bytes(source.encode()).hex()
+    module = ModuleType(f"{PyCodeCache.__module__}.{key}")
+    module.__file__ = path = f"<holdfast {key}>"
+    vars(module)["key"] = key
+    exec(compile(source, path, "exec", dont_inherit=True), vars(module))  # noqa: S102 - an artifact is code, and it is trusted
+    vars(module).update(constants.unwrap(graph) or {})
+    sys.modules[module.__name__] = module
+    linecache.cache[path] = len(source), None, source.splitlines(keepends=True), path
+    PyCodeCache.linemaps[path] = list(zip(*graph.cache_linemap or (), strict=True))
+    PyCodeCache.modules.append(module)
+    graph.current_callable = vars(module)["call"]
+    graph.recursively_apply_fns = vars(module).get("recursively_apply_fns")
+    graph.compiled_fn_runner = vars(module).get("runner")
+    return path
 
 
 def drop_compiler(graph: Any) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,6 +16,8 @@ from typing import Any, Final, Protocol
 from blake3 import blake3
 from torch._inductor.codecache import CppCodeCache
 from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+from holdfast.compile_cache.artifacts.trust import as_private_file
 
 LOAD_PARAMETERS: Final = (
     "main_code",
@@ -167,13 +168,9 @@ def _load_library(owner: Any, data: bytes) -> Any:
 
 
 def _load_in(owner: Any, data: bytes, parent: str | None) -> Any:
-    # Named by its bytes, since two libraries built from one source are different modules. The file can be deleted at
-    # once: the mapping of a loaded library stays valid.
+    # Named by its bytes, since two libraries built from one source are different modules.
     name = blake3(data).hexdigest()
-    with tempfile.TemporaryDirectory(prefix="holdfast-kernels-", dir=parent) as folder:
-        path = os.path.join(folder, f"{name}.so")
-        with open(path, "xb") as file:
-            file.write(data)
+    with as_private_file(data, f"{name}.so", parent) as path:
         return owner._load_library(path, name)
 
 

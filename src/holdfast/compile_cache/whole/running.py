@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib.machinery import ExtensionFileLoader
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from holdfast.compile_cache.artifacts.trust import as_private_file
 from holdfast.compile_cache.key_parts import Uncacheable
 from holdfast.compile_cache.whole.generated import KERNELS
 from holdfast.compile_cache.whole.program import Autograd, GeneratedCode, Program, Tangent
@@ -193,21 +193,17 @@ def find_extern(name: str) -> Any:
 def _load_kernels(program: Program, libraries: Mapping[str, bytes]) -> dict[str, Any]:
     wanted = {digest for code in (program.forward, program.backward) if code for digest in code.kernels.values()}
     os.environ[_POINTER_VARIABLE] = str(torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr)  # type: ignore[attr-defined]  # not in the stubs
-    with tempfile.TemporaryDirectory(prefix="holdfast-kernels-") as folder:
-        return {digest: _load_library(libraries[digest], folder) for digest in sorted(wanted)}
+    return {digest: _load_library(libraries[digest]) for digest in sorted(wanted)}
 
 
-def _load_library(data: bytes, folder: str) -> Any:
-    # Named by its bytes: two libraries built from one source are different modules. The file can be deleted at once:
-    # the mapping of a loaded library stays valid.
+def _load_library(data: bytes) -> Any:
+    # Named by its bytes: two libraries built from one source are different modules.
     digest = hash_bytes(data).hex()
-    path = os.path.join(folder, f"{digest}.so")
-    with open(path, "xb") as file:
-        file.write(data)
     name = f"{digest}.{_ENTRY}"
-    spec = spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
-    assert spec is not None, "a loader is given"
-    assert spec.loader is not None, "a loader is given"
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return getattr(module, _ENTRY)
+    with as_private_file(data, f"{digest}.so") as path:
+        spec = spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
+        assert spec is not None, "a loader is given"
+        assert spec.loader is not None, "a loader is given"
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return getattr(module, _ENTRY)
