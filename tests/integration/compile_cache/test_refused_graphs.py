@@ -134,7 +134,7 @@ def test_a_graph_that_only_torchs_cache_stores_is_counted_with_its_reason(
 
 
 def test_every_reason_is_on_the_page_about_the_key() -> None:
-    page = Path("docs/explanation/what-is-in-the-key.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/explanation/what-is-in-the-key.md").read_text()
     section = page.partition("## Where torch's caches hit and this one does not")[2].partition("\n## ")[0]
     listed = re.findall(r"\| `([^`]+)` \|", section)
 
