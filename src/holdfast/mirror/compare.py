@@ -14,14 +14,16 @@ from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.together import run_together
 from holdfast.repo.format.layout import RESERVED, SNAPSHOTS, snapshot_stem
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.generations import Newest, iter_stems, read_listed, read_newest
+from holdfast.repo.names.generations import iter_stems, read_listed, read_newest
 from holdfast.repo.names.listed import list_user_names
+from holdfast.repo.names.roots import read_deleted, verify_record
 from holdfast.repo.names.snapshots import CommittedSnapshot, parse_snapshot
 from holdfast.repo.names.tags import Tag, iter_tags
 
 KnownCopies = frozenset[tuple[str, str]]
 """Name and write id of the local snapshots that were found in the mirror before, or were copied there."""
 
+_Found = CommittedSnapshot | DeletedName | None
 _FEW: Final = 32
 """So many names are looked up one by one; for more, all names of the mirror are listed."""
 
@@ -47,21 +49,21 @@ def read_there(store: ObjectStore, wanted: Collection[CommittedSnapshot], *, has
     """Return what a mirror has under the names of these snapshots; many requests at once."""
     artifacts = [each for each in wanted if each.name.startswith(ARTIFACTS)]
     named = [each.name for each in wanted if not each.name.startswith(ARTIFACTS)]
-    newest = _read_few(store, named) if len(named) <= _FEW else _read_many(store, named)
+    found = _read_few(store, named) if len(named) <= _FEW else _read_many(store, named)
     keys = list(dict.fromkeys(parse_variant(each).key_digest for each in artifacts))
     variants = run_together(store, [partial(_read_variants, store, key) for key in keys if key])
     return MirrorListing(
-        {name: found for name, each in zip(named, newest, strict=True) if (found := _parse(each)) is not None},
+        {name: each for name, each in zip(named, found, strict=True) if each is not None},
         _read_tags(store) if has_tags else {},
         dict(zip(filter(None, keys), variants, strict=True)),
     )
 
 
-def _read_few(store: ObjectStore, names: Iterable[str]) -> list[Newest | None]:
+def _read_few(store: ObjectStore, names: Iterable[str]) -> list[_Found]:
     return run_together(store, [partial(_read_one, store, snapshot_stem(name), None) for name in names])
 
 
-def _read_many(store: ObjectStore, names: Iterable[str]) -> list[Newest | None]:
+def _read_many(store: ObjectStore, names: Iterable[str]) -> list[_Found]:
     listed = dict(iter_stems(store, SNAPSHOTS))
     stems = [snapshot_stem(name) for name in names]
     found = [stem for stem in stems if stem in listed]
@@ -70,19 +72,17 @@ def _read_many(store: ObjectStore, names: Iterable[str]) -> list[Newest | None]:
     return [by_stem.get(stem) for stem in stems]
 
 
-def _read_one(store: ObjectStore, stem: str, generations: list[int] | None) -> Newest | None:
+def _read_one(store: ObjectStore, stem: str, generations: list[int] | None) -> _Found:
     try:
-        return read_newest(store, stem) if generations is None else read_listed(store, stem, generations)
+        newest = read_newest(store, stem) if generations is None else read_listed(store, stem, generations)
+        if newest.fields is None:
+            return None
+        verify_record(newest.fields, stem, newest.generation)
+        if newest.fields.text("state") == "deleted":
+            return DeletedName(read_deleted(store, newest))
+        return parse_snapshot(newest.fields)
     except (Corrupt, NewerFormat):
         return None  # the copy fails with an error that names the record
-
-
-def _parse(newest: Newest | None) -> CommittedSnapshot | DeletedName | None:
-    if newest is None or newest.fields is None:
-        return None
-    if newest.fields.text("state") == "deleted":
-        return DeletedName(newest.fields.number("time"))
-    return parse_snapshot(newest.fields)
 
 
 def _read_variants(store: ObjectStore, key_digest: str) -> list[StoredVariant]:

@@ -21,9 +21,9 @@ MIRROR_NOTE: Final = "mirror"
 
 @dataclass(frozen=True, slots=True)
 class DeletedName:
-    """A name that was deleted, and when."""
+    """A name that was deleted, and the snapshot that it had before; None if the store cannot tell."""
 
-    time_s: float
+    snapshot: CommittedSnapshot | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,8 @@ class MirrorPlan:
     refused: tuple[MirrorRefusal, ...] = ()
     tags: tuple[Tag, ...] = ()
     """Tags to set in the mirror, once their snapshots are there."""
+    copies: Mapping[str, CommittedSnapshot] = field(default_factory=dict)
+    """The mirror's records of what is present, by the name in the store; not of names that were not looked up."""
 
     @property
     def waiting_bytes(self) -> int:
@@ -88,39 +90,45 @@ def plan_mirror(local: LocalListing, there: MirrorListing, *, copied: Collection
     `copied` are names that the mirror is known to have, and that were not looked up.
     """
     present: list[CommittedSnapshot] = []
+    copies: dict[str, CommittedSnapshot] = {}
     waiting: list[CommittedSnapshot] = []
     refused: list[MirrorRefusal] = []
     for snapshot in local.snapshots.values():
-        verdict = snapshot.name in copied or _judge(snapshot, there)
-        if isinstance(verdict, MirrorRefusal):
-            refused.append(verdict)
+        found = None if snapshot.name in copied else _judge(snapshot, there)
+        if isinstance(found, MirrorRefusal):
+            refused.append(found)
+        elif found is None and snapshot.name not in copied:
+            waiting.append(snapshot)
         else:
-            (present if verdict else waiting).append(snapshot)
+            present.append(snapshot)
+            copies |= {} if found is None else {snapshot.name: found}
     names = {snapshot.name: snapshot for snapshot in (*present, *waiting)}
     tags = [tag for tag in local.tags.values() if _is_due(tag, there.tags.get(tag.name), names)]
     refused.sort(key=lambda each: natural_order(each.snapshot.name))
-    return MirrorPlan(tuple(present), tuple(sorted(waiting, key=_order)), tuple(refused), tuple(tags))
+    return MirrorPlan(tuple(present), tuple(sorted(waiting, key=_order)), tuple(refused), tuple(tags), copies)
 
 
-def _judge(snapshot: CommittedSnapshot, there: MirrorListing) -> MirrorRefusal | bool:
-    """Return whether the mirror has a snapshot, or why it will not be uploaded."""
+def _judge(snapshot: CommittedSnapshot, there: MirrorListing) -> CommittedSnapshot | MirrorRefusal | None:
+    """Return the mirror's record of a snapshot, or why it will not be uploaded; None if the mirror lacks it."""
     if snapshot.name.startswith(ARTIFACTS):
         variant = parse_variant(snapshot)
         if variant.trouble:
             return MirrorRefusal(snapshot, str(variant.trouble))
-        return any(is_equivalent(existing, variant) for existing in there.variants.get(variant.key_digest, ()))
+        variants = there.variants.get(variant.key_digest, ())
+        return next((existing.snapshot for existing in variants if is_equivalent(existing, variant)), None)
     found = there.snapshots.get(snapshot.name)
     if found is None:
-        return False
+        return None
     if isinstance(found, DeletedName):
-        # Deleted there on purpose: to upload it again would undo that. A later save under the name is uploaded.
-        is_final = found.time_s >= snapshot.time_s
-        return MirrorRefusal(snapshot, "it was deleted in the mirror", is_lacking=False) if is_final else False
+        # Deleted there on purpose: to upload it again would undo that. Other content was never there, or is not known
+        # to have been: it is uploaded, whatever the times are, because the clocks of two machines cannot be compared.
+        is_wanted = found.snapshot is None or not is_same(found.snapshot, snapshot)
+        return None if is_wanted else MirrorRefusal(snapshot, "it was deleted in the mirror", is_lacking=False)
     if is_same(found, snapshot):
-        return True
+        return found
     if found.time_s > snapshot.time_s:
         return MirrorRefusal(snapshot, "the mirror has other content under this name, which was saved later")
-    return False
+    return None
 
 
 def _order(snapshot: CommittedSnapshot) -> tuple[bool, float]:

@@ -9,10 +9,11 @@ from holdfast.objects.cloud.cloud_store import CloudStore
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import delete_snapshot
 from holdfast.repo.names.tags import set_tag
+from holdfast.repo.upkeep.collect import Rules, collect
 from holdfast.repo.upkeep.transfer import copy_snapshot
 from tests.kit.compile_artifacts import SECRET, make_artifact, make_key, store_artifact
 from tests.kit.rounds import count_rounds
-from tests.kit.saving import noise, save_bytes, snapshot_of
+from tests.kit.saving import noise, record_key, save_bytes, snapshot_of
 
 
 def copy(local: Repository, mirror: Repository, *names: str) -> None:
@@ -37,6 +38,34 @@ def test_what_is_copied_deleted_and_overwritten_is_told_apart(local: Repository,
     assert [each.name for each in plan.present] == ["same"]
     assert {each.name for each in plan.waiting} == {"changed", "new"}
     assert [each.snapshot.name for each in plan.refused] == ["removed"]
+
+
+def test_a_name_that_was_deleted_in_the_mirror_can_be_saved_again(local: Repository, setting: MirrorSetting) -> None:
+    mirror = setting.open(local.budget_bytes)
+    save_bytes(local, "a", {"x": b"1"})
+    copy(local, mirror, "a")
+    save_bytes(local, "a", {"x": b"2"}, overwrite=True)
+    delete_snapshot(mirror.store, "a")  # later by the clock, but what is deleted is the first content
+    assert [each.name for each in compare_stores(local, mirror).waiting] == ["a"]
+
+
+def test_what_a_collected_deletion_removed_is_not_known_and_uploaded(local: Repository, setting: MirrorSetting) -> None:
+    mirror = setting.open(local.budget_bytes)
+    save_bytes(local, "a", {"x": b"1"})
+    copy(local, mirror, "a")
+    delete_snapshot(mirror.store, "a")
+    assert not compare_stores(local, mirror).waiting
+    collect(mirror.store, Rules(min_age_s=0.0))
+    assert [each.name for each in compare_stores(local, mirror).waiting] == ["a"]
+
+
+def test_a_record_under_the_wrong_key_is_no_copy(local: Repository, setting: MirrorSetting) -> None:
+    mirror = setting.open(local.budget_bytes)
+    for name in ("a", "b"):
+        save_bytes(local, name, {"x": b"1"})
+    copy(local, mirror, "a")
+    mirror.store.create(record_key("b"), mirror.store.read(record_key("a"), limit_bytes=1 << 20))
+    assert [each.name for each in compare_stores(local, mirror).waiting] == ["b"]
 
 
 def test_tags_are_compared(local: Repository, setting: MirrorSetting) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from holdfast.digest import hash_bytes
 from holdfast.json_text import Json
 from holdfast.mirror.plan import DeletedName, LocalListing, MirrorListing, is_mirrored, plan_mirror
@@ -61,12 +63,27 @@ def test_an_older_snapshot_does_not_replace_a_newer_one() -> None:
     assert not plan.waiting
 
 
-def test_what_was_deleted_in_the_mirror_stays_deleted() -> None:
-    deleted = MirrorListing({"a": DeletedName(5.0)})
-    plan = plan_mirror(here(snapshot("a", at=4)), deleted)
+CLOCKS = pytest.mark.parametrize("at", [-7200.0, 0.0, 5.0, 7200.0])
+
+
+@CLOCKS
+def test_content_that_was_deleted_in_the_mirror_stays_deleted(at: float) -> None:
+    deleted = MirrorListing({"a": DeletedName(snapshot("a", at=5.0))})
+    plan = plan_mirror(here(snapshot("a", at=at)), deleted)
     assert [(each.reason, each.is_lacking) for each in plan.refused] == [("it was deleted in the mirror", False)]
-    again = snapshot("a", at=6)
-    assert plan_mirror(here(again), deleted).waiting == (again,)
+
+
+@CLOCKS
+def test_content_that_the_mirror_never_had_is_uploaded_whatever_was_deleted_there(at: float) -> None:
+    other = snapshot("a", "other", at=at)
+    for deleted in (snapshot("a", at=5.0), replace(other, metadata={"loss": 1}), None):
+        assert plan_mirror(here(other), MirrorListing({"a": DeletedName(deleted)})).waiting == (other,)
+
+
+def test_the_plan_has_the_records_of_the_mirror() -> None:
+    one, two = snapshot("a"), snapshot("b")
+    copy = replace(one, generation=7)
+    assert plan_mirror(here(one, two), there(copy), copied={"b"}).copies == {"a": copy}
 
 
 def test_names_that_are_known_to_be_there_need_no_look() -> None:

@@ -34,6 +34,7 @@ from holdfast.repo.format.rank_manifests import Needs
 from holdfast.repo.format.record import Fields
 from holdfast.repo.names.generations import (
     RELISTS,
+    Newest,
     ReadRecord,
     iter_records,
     iter_stem_objects,
@@ -197,7 +198,11 @@ def _keep_roots(chain: _Chain, leases: dict[str, LeaseView], live: Live) -> set[
     kept = set()
     for position, (generation, fields) in enumerate(chain):
         kept.add(generation)
-        if fields.text("kind") != "snapshot" or fields.text("state") != "live":
+        if fields.text("kind") != "snapshot":
+            break
+        if fields.text("state") != "live":
+            # Kept with the record below it: a fenced lease shows that a save withdrew its commit (`read_deleted`).
+            live.committed_under |= {str(below.values.get("lease")) for _, below in chain[position + 1 : position + 2]}
             break
         snapshot = parse_snapshot(fields)
         (live.superseded if position else live.current).append(snapshot)
@@ -299,6 +304,24 @@ def _read_below(store: ObjectStore, stem: str, generation: int) -> Fields | None
         return read_record(store, generation_key(stem, generation))
     except NotFound:
         return None  # collected, so a higher one is settled: the name has changed, and the commit will fail
+
+
+def read_deleted(store: ObjectStore, deletion: Newest) -> CommittedSnapshot | None:
+    """Return the snapshot that a user deleted with the newest record of a name; None if the store cannot tell.
+
+    It cannot if the record below was collected, and if a save may have withdrawn that one: nobody deleted it then.
+    """
+    for generation in range(deletion.generation - 1, -1, -1):
+        try:
+            fields = read_record(store, generation_key(deletion.stem, generation))
+            if fields is None:
+                continue  # torn: it never counted
+            verify_record(fields, deletion.stem, generation)
+            snapshot = parse_snapshot(fields) if fields.text("state") == "live" else None
+        except (NotFound, Corrupt, NewerFormat):
+            return None
+        return snapshot if snapshot and is_settled(store, snapshot) else None
+    return None
 
 
 def iter_needed(store: ObjectStore, snapshot: CommittedSnapshot) -> Iterator[str]:

@@ -5,11 +5,20 @@ from __future__ import annotations
 import pytest
 
 from holdfast.objects.memory import MemoryStore
-from holdfast.repo.format.layout import manifest_key, pack_key
+from holdfast.repo.format.layout import manifest_key, pack_key, snapshot_stem
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.roots import is_present, is_settled, iter_needed, read_rollback_target, read_standing
-from holdfast.repo.names.snapshots import delete_snapshot, read_name
-from tests.kit.saving import Watched, noise, pack_of, record_key, save_bytes, snapshot_of
+from holdfast.repo.names.generations import read_newest
+from holdfast.repo.names.roots import (
+    is_present,
+    is_settled,
+    iter_needed,
+    read_deleted,
+    read_live,
+    read_rollback_target,
+    read_standing,
+)
+from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot, read_name
+from tests.kit.saving import Watched, noise, pack_of, record_key, replace_object, save_bytes, snapshot_of
 from tests.kit.standing import LEASE_ID, put_mark, put_under_lease, show_lease
 
 
@@ -34,6 +43,47 @@ def test_a_lease_stands_as_its_newest_generation_says(store: MemoryStore, states
 
 def test_no_lease_at_all_has_ended_well(store: MemoryStore) -> None:
     assert read_standing(store, "") == "gone"
+
+
+def delete_and_read(repo: Repository, states: list[str]) -> CommittedSnapshot | None:
+    """Save `a` under a lease that went through `states`, delete it, and return what the deletion removed."""
+    save_twice(repo, states)
+    delete_snapshot(repo.store, "a")
+    return read_deleted(repo.store, read_newest(repo.store, snapshot_stem("a")))
+
+
+def test_a_deletion_shows_what_it_removed(repo: Repository) -> None:
+    save_bytes(repo, "a", {"x": noise(2000, 1)})
+    before = snapshot_of(repo, "a")
+    delete_snapshot(repo.store, "a")
+    assert read_deleted(repo.store, read_newest(repo.store, snapshot_stem("a"))) == before
+
+
+@pytest.mark.parametrize(("states", "shows"), [(["released"], True), (["live"], False), (["fenced"], False)])
+def test_a_commit_that_its_save_may_have_withdrawn_was_deleted_by_nobody(
+    repo: Repository, states: list[str], shows: bool
+) -> None:
+    assert (delete_and_read(repo, states) is not None) == shows
+
+
+def test_the_lease_of_a_withdrawn_commit_is_kept_with_its_record(repo: Repository) -> None:
+    assert delete_and_read(repo, ["fenced"]) is None
+    assert LEASE_ID in read_live(repo.store).committed_under
+
+
+def test_a_torn_record_below_a_deletion_is_passed_over(repo: Repository) -> None:
+    save_bytes(repo, "a", {"x": noise(2000, 1)})
+    first = snapshot_of(repo, "a")
+    repo.store.create(record_key("a", 1), b"torn")
+    delete_snapshot(repo.store, "a")
+    assert read_deleted(repo.store, read_newest(repo.store, snapshot_stem("a"))) == first
+
+
+def test_a_damaged_record_below_a_deletion_shows_nothing(repo: Repository) -> None:
+    save_twice(repo, [])
+    delete_snapshot(repo.store, "a")
+    replace_object(repo.store, record_key("a", 1), bytes(300))
+    assert read_deleted(repo.store, read_newest(repo.store, snapshot_stem("a"))) is None
 
 
 @pytest.mark.parametrize("data", [b"", bytes(300)])
