@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from holdfast.mirror.recorded import record_mirror
+from holdfast.objects.local.local_store import LocalStore
+from holdfast.repo.handle.repository import open_repository
 from tests.cli.runs import Cli, digest_tree
 
 
@@ -56,6 +59,19 @@ def test_prune_keeps_what_the_mirror_lacks(steps: Cli) -> None:
     assert f"not in its mirror {steps.folder}/there yet" in ran.out
     assert "deleted 4 snapshots" in ran.err
     assert "run/step-300" in steps.ok("ls")
+
+
+def test_a_mirror_that_needs_options_is_not_looked_for_elsewhere(filled: Cli) -> None:
+    url = "s3://bucket/m"
+    record_mirror(open_repository(LocalStore(str(filled.store))), url, "all", options=("endpoint",))
+    for words in (["mirror"], ["mirror", url, "--yes"]):
+        ran = filled(*words)
+        assert ran.code == 2
+        assert "was opened with options (endpoint), which this command cannot pass" in ran.err
+    kept = filled("prune", "run/", "--keep-last", "1", "--yes")
+    assert "was opened with options (endpoint) that this process lacks" in kept.out
+    assert "deleted 0 snapshots" in kept.err
+    assert filled("mirror", url, "--forget").code == 0
 
 
 def test_a_snapshot_that_was_deleted_in_the_mirror_is_not_uploaded_again(filled: Cli) -> None:

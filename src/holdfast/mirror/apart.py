@@ -70,6 +70,7 @@ class UploadProcess:
             "budget_bytes": repo.budget_bytes,
             "mirror": [setting.url, setting.wait, dict(setting.options), setting.scope],
             "known": [list(each) for each in news.known],
+            "known_in": news.store_id,
         }
         self._child: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
@@ -133,6 +134,9 @@ class _Lines:
     def end(self) -> None:
         self.write({"done": self.done_bytes})
 
+    def opened(self, store_id: str) -> None:
+        self.write({"store": store_id})
+
     def planned(self, plan: MirrorPlan) -> None:
         self.write(
             {
@@ -168,7 +172,8 @@ def _upload(job: dict[str, Any]) -> None:
         open_store(job["url"], read_only=True), budget_bytes=budget_bytes, store_id=job["store_id"]
     )
     known = frozenset((name, write_id) for name, write_id in job["known"])
-    upload_all(UploadJob(source, setting.open(budget_bytes), setting.scope, known), _Lines(_write))
+    target = setting.open(budget_bytes)
+    upload_all(UploadJob(source, target, setting.scope, known, job["known_in"]), _Lines(_write))
 
 
 def _write(line: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ class Mirror:
         self._setting = setting
         self._worker = UploadWorker(repo, setting)
         repo.commits.watch(self._worker.note_commit)
-        repo.mirrors.setdefault(setting.url, setting.scope)
+        repo.mirrors.setdefault(setting.url, self._worker)
 
     @property
     def url(self) -> str:
@@ -118,8 +118,12 @@ def read_mirror_state(repo: Repository, setting: MirrorSetting) -> MirrorState:
 def upload_now(repo: Repository, setting: MirrorSetting, *, progress: ProgressChoice = None) -> UploadNews:
     """Upload in this thread all that a mirror lacks; raises the error of a store that cannot be used."""
     news = UploadNews(setting.url, progress=make_progress(progress))
-    record_mirror(repo, setting.url, setting.scope)
-    upload_all(UploadJob(repo, setting.open(repo.budget_bytes), setting.scope), news)
+    record = partial(record_mirror, repo, setting.url, setting.scope, options=setting.option_names)
+    record()
+    try:
+        upload_all(UploadJob(repo, setting.open(repo.budget_bytes), setting.scope), news)
+    finally:
+        record(store_id=news.store_id)
     return news
 
 
@@ -131,6 +135,6 @@ def note_mirror(repo: Repository, url: str | os.PathLike[str] | None, attached: 
     if url is None:
         return {}
     setting = replace(make_setting(url, store_url=repo.store.url), scope="named")
-    if setting.url not in attached:
+    if setting.url not in repo.mirrors:  # else it is attached, perhaps with options, which a save does not take
         attached[setting.url] = Mirror(repo, setting)
     return {MIRROR_NOTE: setting.url}

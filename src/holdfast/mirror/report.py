@@ -60,12 +60,25 @@ class UploadNews:
         self._done_bytes = self._total_bytes = self._sent_bytes = 0
         self.last_error = ""
         """Why the last upload failed; empty if it has succeeded."""
+        self.store_id = ""
+        """The id of the store that the last upload found or created there: what is known, is known of that one."""
+        self._doubts = 0
 
     @property
     def known(self) -> frozenset[tuple[str, str]]:
-        """Name and write id of the local snapshots that the mirror has."""
+        """Name and write id of the local snapshots that the mirror has; empty while that is in doubt."""
         with self._lock:
-            return frozenset(self._known.items())
+            return frozenset() if self._doubts else frozenset(self._known.items())
+
+    @property
+    def doubts(self) -> int:
+        """How often the mirror was found to have lost something since an upload last compared all names."""
+        return self._doubts
+
+    def add_doubts(self, count: int) -> None:
+        """Add a doubt, or subtract those from before an upload that has compared all names."""
+        with self._lock:
+            self._doubts += count
 
     def read(self) -> MirrorState:
         """Return the state as far as it is known; asks neither store."""
@@ -110,6 +123,10 @@ class UploadNews:
         self._task = ""
         self._progress.end()
 
+    def opened(self, store_id: str) -> None:
+        """Note which store is there."""
+        self.store_id = store_id
+
     def planned(self, plan: MirrorPlan) -> None:
         """Note what the mirror has, and what is waiting."""
         self._note_plan(
@@ -133,6 +150,8 @@ class UploadNews:
         elif "copied" in line:
             name, write_id = line["copied"]
             self._note_copied(name, write_id, line["sent"])
+        elif "store" in line:
+            self.opened(line["store"])
         elif "failed" in line:
             self.last_error = f"{line['failed']}: {line['reason']}"
         elif "total" in line:

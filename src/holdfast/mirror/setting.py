@@ -25,6 +25,11 @@ class MirrorSetting:
     options: StorageOptions = field(default_factory=StorageOptions, repr=False)
     scope: MirrorScope = "all"
 
+    @property
+    def option_names(self) -> tuple[str, ...]:
+        """The names of the options, also of those that a pickle has left out."""
+        return tuple(sorted({*self.options, *self.options.withheld}))
+
     def open_objects(self, *, read_only: bool = False) -> ObjectStore:
         """Open the object store of the mirror, without I/O."""
         return open_store(self.url, read_only=read_only, storage_options=self.options or None)

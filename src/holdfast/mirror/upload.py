@@ -23,6 +23,9 @@ from holdfast.repo.upkeep.transfer import copy_snapshot
 class UploadReport(Progress, Protocol):
     """Receives what happens during an upload, and the bytes of each snapshot as progress."""
 
+    def opened(self, store_id: str) -> None:
+        """Note which store is there, by its id."""
+
     def planned(self, plan: MirrorPlan) -> None:
         """Note what the mirror has, and what is waiting."""
 
@@ -41,6 +44,8 @@ class UploadJob:
     target: Repository
     scope: MirrorScope = "all"
     known: KnownCopies = frozenset()
+    known_in: str = ""
+    """The id of the store that `known` is about; if another store is there now, nothing is known of it."""
     is_stopped: Callable[[], bool] = field(default=lambda: False)
 
 
@@ -58,12 +63,17 @@ def upload_all(job: UploadJob, report: UploadReport) -> None:
         except Exception as failure:
             turn.write_note(str(failure))
             raise
+        finally:
+            # Known when it was opened, or when the first snapshot was copied.
+            if job.target.identity.store_id:
+                report.opened(job.target.identity.store_id)
         turn.write_note(error)
 
 
 def _upload_until_complete(job: UploadJob, report: UploadReport) -> str:
     """Upload, and look again for what was saved meanwhile; return the last error of a single snapshot."""
-    known, skipped, error = set(job.known), set[str](), ""
+    is_known = job.target.identity.store_id == job.known_in
+    known, skipped, error = set(job.known if is_known else ()), set[str](), ""
     while not job.is_stopped():
         plan = compare_stores(job.source, job.target, scope=job.scope, known=frozenset(known))
         report.planned(plan)

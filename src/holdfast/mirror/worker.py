@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from time import monotonic
 from typing import Final
@@ -37,12 +37,11 @@ class UploadWorker:
         """Upload from `repo` once `note_commit` is called; nothing is opened yet."""
         self.news = UploadNews(setting.url)
         self._repo = repo
-        self._setting = setting
+        self.setting = setting
+        """How this process opens the mirror."""
         self._lock = threading.Lock()
         self._thread: BackgroundThread | None = None
         self._process: UploadProcess | None = None
-        self._target: Repository | None = None
-        """The mirror, if a thread uploads."""
         self._wanted = self._done = 0
         """How many uploads were asked for, and the number of the last one that an upload has covered."""
         self._is_stopped = False
@@ -56,13 +55,23 @@ class UploadWorker:
 
     def note_commit(self, snapshot: CommittedSnapshot) -> None:
         """Start to upload a snapshot that was committed just now; never raises, because the save has succeeded."""
-        if self._is_stopped or not is_mirrored(snapshot, self._setting.url, self._setting.scope):
+        if self._is_stopped or not is_mirrored(snapshot, self.setting.url, self.setting.scope):
             return
         self.news.add_waiting(snapshot)
         try:
             self.start()
         except (RuntimeError, MemoryError) as error:
             self._report(f"no thread could be started: {error}")
+
+    def note_lacking(self, snapshots: Iterable[CommittedSnapshot]) -> None:
+        """Compare all names again if the mirror has lost snapshots that it is known to have had, and upload them."""
+        known = self.news.known
+        lost = [each for each in snapshots if (each.name, each.write_id) in known]
+        if lost:
+            # Nothing that is known is relied on: an upload that runs now still does, so another one follows it.
+            self.news.add_doubts(1)
+        for snapshot in lost:
+            self.note_commit(snapshot)
 
     def start(self) -> None:
         """Start an upload, or let the one that runs look again when it has ended."""
@@ -96,7 +105,7 @@ class UploadWorker:
         """Wait for the uploads as the user has chosen, and report what is left."""
         if self._is_stopped:
             return
-        wait = self._setting.wait
+        wait = self.setting.wait
         if wait is not False:
             self._retry_once()
             self.wait(None if wait is True else float(wait))
@@ -108,7 +117,7 @@ class UploadWorker:
             _log.warning(
                 "%s: %d snapshots were not uploaded to %s (%s); the next process that saves with this mirror uploads"
                 " them, and so does `holdfast -s %s mirror --yes`",
-                *(self._repo.store.url, count, self._setting.url, why, self._repo.store.url),
+                *(self._repo.store.url, count, self.setting.url, why, self._repo.store.url),
             )
 
     def _retry_once(self) -> None:
@@ -141,17 +150,35 @@ class UploadWorker:
     def _upload(self) -> None:
         self.news.last_error = ""
         # First, so that other processes prune nothing that the mirror lacks, even if it cannot be reached.
-        record_mirror(self._repo, self._setting.url, self._setting.scope)
-        if can_upload_apart(self._repo, self._setting):
+        self._record()
+        before, doubts = self.news.store_id, self.news.doubts
+        try:
+            self._upload_once()
+            self.news.add_doubts(-doubts)
+        finally:
+            if self.news.store_id != before:
+                self._record()
+        if before and self.news.store_id != before:
+            _log.warning(
+                "%s: another store is at %s now (%s, and not %s), so all snapshots were uploaded there again",
+                *(self._repo.store.url, self.setting.url, self.news.store_id, before),
+            )
+
+    def _record(self) -> None:
+        setting, store_id = self.setting, self.news.store_id
+        record_mirror(self._repo, setting.url, setting.scope, store_id=store_id, options=setting.option_names)
+
+    def _upload_once(self) -> None:
+        if can_upload_apart(self._repo, self.setting):
             self._upload_apart()
             return
-        if self._target is None:
-            self._target = self._setting.open(self._repo.budget_bytes)
-        job = UploadJob(self._repo, self._target, self._setting.scope, self.news.known, self._is_ended)
-        upload_all(job, self.news)
+        # Opened each time, as a process does: another store may be there now.
+        target, news = self.setting.open(self._repo.budget_bytes), self.news
+        job = UploadJob(self._repo, target, self.setting.scope, news.known, news.store_id, self._is_ended)
+        upload_all(job, news)
 
     def _upload_apart(self) -> None:
-        process = UploadProcess(self._repo, self._setting, self.news)
+        process = UploadProcess(self._repo, self.setting, self.news)
         with self._lock:
             self._process = process
         if not self._is_stopped:
@@ -166,7 +193,7 @@ class UploadWorker:
             _log.warning(
                 "%s: snapshots are saved, but not uploaded to %s: %s. The next save tries again;"
                 " `holdfast -s %s mirror` shows what is waiting",
-                *(self._repo.store.url, self._setting.url, error, self._repo.store.url),
+                *(self._repo.store.url, self.setting.url, error, self._repo.store.url),
             )
 
     def _await_at_exit(self) -> None:

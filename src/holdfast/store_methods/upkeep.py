@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -31,11 +32,22 @@ class UpkeepMethods(OpenStore):
         """Return which snapshots under a prefix the rules would delete; delete nothing."""
         from holdfast.mirror.retention import keep_unmirrored
 
-        return keep_unmirrored(self.repository, read_prune_plan(self.repository.store, prefix, make_keep(**rules)))
+        return keep_unmirrored(self.repository, self._read_prune_plan(prefix, rules))
+
+    def _read_prune_plan(self, prefix: str, rules: KeepRules) -> PrunePlan:
+        return read_prune_plan(self.repository.store, prefix, make_keep(**rules))
 
     def apply_prune(self, plan: PrunePlan, *, progress: ProgressChoice = None) -> Pruned:
-        """Delete the snapshots of a plan, except those that were tagged or overwritten since it was made."""
-        return apply_prune_in_groups(self.repository.verify_same(), plan, make_progress(progress) or Silent())
+        """Delete the snapshots of a plan, except those tagged or overwritten since, and those that a mirror lacks."""
+        from holdfast.mirror.retention import keep_unmirrored
+
+        store = self.repository.verify_same()
+        # Again, also for a plan of `plan_prune`: since it was made, the mirror may have lost what it had.
+        checked = keep_unmirrored(self.repository, plan)
+        doomed = {each.name for each in plan.delete}
+        kept = tuple(each for each in checked.verdicts if each.reasons and each.snapshot.name in doomed)
+        done = apply_prune_in_groups(store, checked, make_progress(progress) or Silent())
+        return replace(done, kept=(*kept, *done.kept))
 
     def prune(
         self, prefix: str = "", *, collective: bool = True, progress: ProgressChoice = None, **rules: Unpack[KeepRules]
@@ -44,7 +56,7 @@ class UpkeepMethods(OpenStore):
         from holdfast.distributed.checkpoint.checkpoint import find_world, prune_together
 
         world, apply = find_world(collective=collective), partial(self.apply_prune, progress=progress)
-        return prune_together(lambda: self.plan_prune(prefix, **rules), apply, world)
+        return prune_together(lambda: self._read_prune_plan(prefix, rules), apply, world)
 
     def gc(self, rules: Rules | None = None, *, progress: ProgressChoice = None) -> Collected:
         """Delete what no snapshot needs. While other processes save, some of it may be left for the next call."""

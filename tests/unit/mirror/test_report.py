@@ -35,6 +35,20 @@ def test_a_name_that_was_overwritten_is_no_longer_known() -> None:
     assert news.read().waiting == ("a",)
 
 
+def test_what_is_in_doubt_is_not_known_until_all_names_were_compared() -> None:
+    news, one = UploadNews("s3://b/m"), snapshot("a")
+    news.copied(one, 1)
+    news.add_doubts(1)
+    assert news.known == frozenset()
+    before = news.doubts
+    news.add_doubts(1)  # while an upload runs that began before it
+    news.planned(MirrorPlan(present=(one,)))
+    news.add_doubts(-before)
+    assert news.known == frozenset()
+    news.add_doubts(-news.doubts)
+    assert news.known == {("a", one.write_id)}
+
+
 def test_refusals_and_errors_are_shown() -> None:
     news, one = UploadNews("s3://b/m"), snapshot("a")
     news.planned(MirrorPlan(refused=(MirrorRefusal(one, "deleted there"),)))
@@ -67,6 +81,7 @@ def test_progress_is_counted_and_passed_on() -> None:
 def test_lines_of_a_child_say_the_same() -> None:
     news = UploadNews("s3://b/m")
     news.read_line({"present": [["a", "1"]], "waiting": [["b", 7]], "refused": [["c", "deleted there"]]})
+    news.read_line({"store": "the id"})
     news.read_line({"task": "copy b", "total": 7})
     news.read_line({"done": 3})
     state = news.read()
@@ -76,4 +91,5 @@ def test_lines_of_a_child_say_the_same() -> None:
     news.read_line({"failed": "d", "reason": "broken"})
     state = news.read()
     assert (state.waiting, state.sent_bytes, state.uploading, state.last_error) == ((), 5, "", "d: broken")
+    assert news.store_id == "the id"
     assert news.known == {("a", "1"), ("b", "2")}

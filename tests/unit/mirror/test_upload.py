@@ -156,6 +156,20 @@ def test_an_upload_that_is_stopped_leaves_the_rest(local: Repository, setting: M
     assert (news.read().present, len(news.read().waiting)) == (1, 1)
 
 
+@pytest.mark.parametrize("known_in", ["", "another store"])
+def test_what_is_known_of_another_store_is_not_relied_on(
+    known_in: str, local: Repository, setting: MirrorSetting
+) -> None:
+    save_bytes(local, "a", {"x": b"1"})
+    known = frozenset({("a", snapshot_of(local, "a").write_id)})
+    there = setting.open(local.budget_bytes)
+    save_bytes(there, "b", {"x": b"2"})
+    news = UploadNews(setting.url)
+    upload_all(UploadJob(local, there, known=known, known_in=known_in), news)
+    assert load_bytes(there, "a") == {"x": b"1"}
+    assert news.store_id == there.identity.store_id
+
+
 def test_signed_graphs_keep_their_signature(local: Repository, bucket: MirrorSetting) -> None:
     store_artifact(local, make_artifact(), secret=SECRET)
     there = bucket.open(local.budget_bytes)

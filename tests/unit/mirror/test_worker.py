@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import shutil
+from dataclasses import replace
 
 import pytest
 
-from holdfast.mirror.recorded import read_mirrors
+from holdfast.mirror.recorded import RecordedMirror, read_mirrors
 from holdfast.mirror.setting import MirrorSetting
 from holdfast.mirror.worker import UploadWorker
 from holdfast.objects.memory import MemoryStore
+from holdfast.objects.storage_options import StorageOptions
 from holdfast.repo.handle.repository import Repository
 from tests.kit.s3_server import S3Server
 from tests.kit.saving import load_bytes, new_repo, save_bytes, snapshot_of
@@ -83,7 +86,35 @@ def test_a_mirror_is_recorded_even_if_it_cannot_be_reached(
     worker = attach(memory, bucket)
     save_bytes(memory, "a", {"x": b"1"})
     worker.wait()
-    assert read_mirrors(memory.store) == {bucket.url: "all"}
+    assert read_mirrors(memory.store) == {bucket.url: RecordedMirror()}
+
+
+def test_the_store_that_was_uploaded_to_and_the_names_of_its_options_are_recorded(
+    memory: Repository, bucket: MirrorSetting, server: S3Server
+) -> None:
+    setting = replace(bucket, options=StorageOptions(server.options))
+    worker = attach(memory, setting)
+    save_bytes(memory, "a", {"x": b"1"})
+    worker.wait()
+    store_id = setting.open(memory.budget_bytes).identity.store_id
+    names = ("access_key_id", "endpoint", "region", "secret_access_key")
+    assert read_mirrors(memory.store) == {bucket.url: RecordedMirror("all", store_id, names)}
+
+
+def test_another_store_in_place_of_the_mirror_gets_everything_and_a_warning(
+    memory: Repository, setting: MirrorSetting, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = attach(memory, setting)
+    save_bytes(memory, "a", {"x": b"1"})
+    worker.wait()
+    shutil.rmtree(setting.url)
+    with caplog.at_level(logging.WARNING, logger="holdfast.mirror.worker"):
+        save_bytes(memory, "b", {"x": b"2"})
+        worker.wait()
+    assert "another store is at" in caplog.text
+    there = setting.open(memory.budget_bytes)
+    assert load_bytes(there, "a") == {"x": b"1"}
+    assert read_mirrors(memory.store)[setting.url].store_id == there.identity.store_id
 
 
 def test_closing_reports_what_is_left(

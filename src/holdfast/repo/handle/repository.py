@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from holdfast.display.readable import readable_repr
 from holdfast.errors import NotAStore, NotFound, ObjectExists, StoreGone
@@ -176,8 +176,8 @@ class Repository:
     records: RecordCache = field(default_factory=RecordCache)
     """Snapshot records that this handle has read, so that a second listing reads only new ones."""
     commits: CommitWatch = field(default_factory=CommitWatch)
-    mirrors: dict[str, str] = field(default_factory=dict)
-    """URLs of the mirrors that this handle uploads to, and what each receives: known before the first upload."""
+    mirrors: dict[str, Any] = field(default_factory=dict)
+    """The `UploadWorker` of each mirror that this handle uploads to, by URL; for the layer of mirrors only."""
     compression: Compression = None
     """How saves store new chunks, unless they say otherwise; not "default"."""
     delta: DeltaChoice = "auto"

@@ -160,7 +160,7 @@ class Pruned:
 
     deleted: tuple[CommittedSnapshot, ...]
     kept: tuple[PruneDecision, ...]
-    """Those that were tagged or overwritten after the plan was made."""
+    """Those that were tagged or overwritten after the plan was made, and those that a mirror was found to lack."""
 
     __repr__ = readable_repr
 

@@ -7,10 +7,10 @@ from argparse import ArgumentParser, Namespace
 from holdfast.cli.lookup import open_for_plan, open_to_write
 from holdfast.cli.output import Output, count, format_bytes
 from holdfast.cli.verb import add_json, add_yes, document
-from holdfast.errors import NotFound
+from holdfast.errors import BadName, NotFound
 from holdfast.json_text import Json
 from holdfast.mirror.mirror import read_mirror_state, upload_now
-from holdfast.mirror.recorded import MirrorScope, forget_mirror, read_mirrors
+from holdfast.mirror.recorded import RecordedMirror, forget_mirror, read_mirrors
 from holdfast.mirror.report import MirrorState
 from holdfast.mirror.setting import MirrorSetting, make_setting
 from holdfast.repo.handle.repository import Repository
@@ -61,11 +61,17 @@ def run_mirror(options: Namespace, url: str, output: Output) -> int:
 
 def _list_settings(repo: Repository, url: str | None) -> list[MirrorSetting]:
     recorded = read_mirrors(repo.store)
-    if url is None:
-        return [MirrorSetting(each, scope=scope) for each, scope in recorded.items()]
-    setting = make_setting(url, store_url=repo.store.url)
-    scope: MirrorScope = recorded.get(setting.url, "all")
-    return [MirrorSetting(setting.url, scope=scope)]
+    if url is not None:
+        chosen = make_setting(url, store_url=repo.store.url).url
+        recorded = {chosen: recorded.get(chosen, RecordedMirror())}
+    for each, known in recorded.items():
+        if known.options:
+            raise BadName(
+                f"the mirror {each} was opened with options ({', '.join(known.options)}), which this command cannot"
+                " pass: open the store with mirror= and mirror_options= in Python and call store.mirror.sync(). If the"
+                f" environment has them now, run `holdfast mirror {each} --forget` first"
+            )
+    return [MirrorSetting(each, scope=known.scope) for each, known in recorded.items()]
 
 
 def _bring_up_to_date(repo: Repository, setting: MirrorSetting, options: Namespace, output: Output) -> MirrorState:
