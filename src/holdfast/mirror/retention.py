@@ -29,10 +29,11 @@ from holdfast.repo.upkeep.prune import PruneDecision, PrunePlan
 from holdfast.repo.upkeep.usage import iter_positions
 
 
-def keep_unmirrored(repo: Repository, plan: PrunePlan) -> PrunePlan:
+def keep_unmirrored(repo: Repository, plan: PrunePlan, *, only_reads: bool = False) -> PrunePlan:
     """Return the plan with a reason to keep each snapshot that a mirror is meant to have and cannot be proven to have.
 
     If a mirror cannot be reached, or this process lacks the options that reach it, everything that it may lack is kept.
+    Unless this `only_reads`, what an upload of this handle had found in the mirror and is gone is uploaded again.
     """
     recorded = read_mirrors(repo.store) if plan.delete else {}
     attached: dict[str, UploadWorker] = repo.mirrors
@@ -41,7 +42,10 @@ def keep_unmirrored(repo: Repository, plan: PrunePlan) -> PrunePlan:
         known, worker = recorded.get(url, RecordedMirror("named")), attached.get(url)
         scope = "all" if "all" in (known.scope, worker and worker.setting.scope) else known.scope
         doomed = {each.name: each for each in plan.delete if is_mirrored(each, url, scope)}
-        for name, reason in (_read_reasons(url, known, worker, doomed) if doomed else {}).items():
+        lacking, unproven = _read_lacking(url, known, worker, doomed) if doomed else ({}, {})
+        if worker is not None and not only_reads:
+            worker.note_lacking(doomed[name] for name in lacking)
+        for name, reason in (lacking | unproven).items():
             reasons.setdefault(name, []).append(reason)
     return replace(plan, verdicts=tuple(_add(verdict, reasons) for verdict in plan.verdicts)) if reasons else plan
 
@@ -51,21 +55,19 @@ def _add(verdict: PruneDecision, reasons: Mapping[str, list[str]]) -> PruneDecis
     return replace(verdict, reasons=(*verdict.reasons, *more))
 
 
-def _read_reasons(
+def _read_lacking(
     url: str, known: RecordedMirror, worker: UploadWorker | None, doomed: Mapping[str, CommittedSnapshot]
-) -> dict[str, str]:
-    """Return why snapshots must be kept, by name. What this process believed to be in the mirror is uploaded again."""
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return which snapshots the mirror lacks and of which it may have a copy that cannot be proven, and why."""
     try:
         store = _open(url, known, worker)
         lacking, copies = _compare(url, store, known, doomed)
-        unproven = _read_unproven(store, copies)
+        faults = _read_faults(store, copies)
     except HoldfastError as error:
-        return dict.fromkeys(doomed, f"its mirror {url} cannot be read: {error}")
-    if worker is not None:
-        worker.note_lacking(doomed[name] for name in lacking)
-    return lacking | {
-        name: f"its copy in the mirror {url} is not whole: {why}; `holdfast -s {url} repair --from ...` restores it"
-        for name, why in unproven.items()
+        return {}, dict.fromkeys(doomed, f"its mirror {url} cannot be read: {error}")
+    advice = f"`holdfast -s {url} repair --from ...` restores it"
+    return lacking, {
+        name: f"its copy in the mirror {url} is not whole: {fault}; {advice}" for name, fault in faults.items()
     }
 
 
@@ -102,7 +104,7 @@ def _compare(
     return refused | {each.name: f"not in its mirror {url} yet" for each in plan.waiting}, plan.copies
 
 
-def _read_unproven(store: ObjectStore, copies: Mapping[str, CommittedSnapshot]) -> dict[str, str]:
+def _read_faults(store: ObjectStore, copies: Mapping[str, CommittedSnapshot]) -> dict[str, str]:
     """Return which copies cannot be proven to be whole, and why: reads their manifests, asks for each pack once."""
     if not copies:
         return {}

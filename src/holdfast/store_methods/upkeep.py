@@ -32,7 +32,7 @@ class UpkeepMethods(OpenStore):
         """Return which snapshots under a prefix the rules would delete; delete nothing."""
         from holdfast.mirror.retention import keep_unmirrored
 
-        return keep_unmirrored(self.repository, self._read_prune_plan(prefix, rules))
+        return keep_unmirrored(self.repository, self._read_prune_plan(prefix, rules), only_reads=True)
 
     def _read_prune_plan(self, prefix: str, rules: KeepRules) -> PrunePlan:
         return read_prune_plan(self.repository.store, prefix, make_keep(**rules))

@@ -15,6 +15,7 @@ from holdfast.mirror.mirror import Mirror
 from holdfast.mirror.recorded import record_mirror
 from holdfast.mirror.retention import keep_unmirrored
 from holdfast.mirror.setting import MirrorSetting
+from holdfast.objects.cloud.cloud_store import CloudStore
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.storage_options import StorageOptions
 from holdfast.repo.handle.repository import Repository, open_repository
@@ -22,6 +23,7 @@ from holdfast.repo.names.snapshots import delete_snapshot
 from holdfast.repo.upkeep.prune import Keep, PrunePlan, read_prune_plan
 from holdfast.repo.upkeep.sweep import publish_mark
 from holdfast.repo.upkeep.transfer import copy_snapshot
+from tests.kit.rounds import count_rounds
 from tests.kit.s3_server import BUCKET, S3Server, Stored, serve_s3
 from tests.kit.saving import keys, new_repo, noise, pack_of, save_bytes, snapshot_of
 
@@ -191,6 +193,17 @@ def test_a_file_that_a_collector_has_marked_is_no_copy(steps: Repository, settin
     assert doomed(steps) == ["run/2"]
 
 
+def test_a_proof_takes_few_requests(local: Repository, bucket: MirrorSetting) -> None:
+    for step in range(9):
+        save_bytes(local, f"run/{step}", {"x": noise(5000, step)})
+    upload(local, bucket)
+    with count_rounds(CloudStore, "_ask") as rounds:
+        assert len(doomed(local)) == 8
+    # For each snapshot: its name is listed, its record and its manifest are read, and its pack is asked for.
+    assert len(rounds.requests) <= 4 + 8 * 4
+    assert rounds.greatest <= 6
+
+
 def test_another_store_in_place_of_the_mirror_is_not_believed(steps: Repository, setting: MirrorSetting) -> None:
     upload(steps, setting)
     shutil.rmtree(setting.url)
@@ -208,6 +221,9 @@ def test_what_a_mirror_has_lost_is_uploaded_again_once_it_is_noticed(
     save_bytes(memory, "run/4", {"x": b"4"})
     mirror.wait()
     shutil.rmtree(os.path.join(setting.url, below))
+    found = read_prune_plan(memory.store, "run/", Keep(last=1))
+    assert not keep_unmirrored(memory, found, only_reads=True).delete
+    assert not mirror.state.waiting
     assert doomed(memory) == []
     mirror.wait()
     assert doomed(memory) == ["run/1", "run/2", "run/3"]

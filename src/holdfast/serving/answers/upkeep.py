@@ -37,7 +37,7 @@ class PlannedPrune:
 def plan_prune(repo: Repository, keep: Keep, prefix: str, ledger: ChunkLedger) -> PlannedPrune:
     """Decide which snapshots to delete; raises BadName for rules that cannot be meant."""
     try:
-        plan = keep_unmirrored(repo, read_prune_plan(repo.store, prefix, keep))
+        plan = keep_unmirrored(repo, read_prune_plan(repo.store, prefix, keep), only_reads=True)
     except ValueError as error:
         if isinstance(error, HoldfastError):
             raise
