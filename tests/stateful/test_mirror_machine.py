@@ -75,6 +75,8 @@ class MirrorMachine(RuleBasedStateMachine):
         self.is_reachable = True
         self.deleted: dict[str, set[Content]] = {"there": set(), "third": set()}
         """What a user has deleted in each store that may be the mirror."""
+        self.overwritten: dict[str, set[Content]] = {"there": set(), "third": set()}
+        """What another machine has overwritten there: a process that had uploaded it does not look at it again."""
         self.damaged: set[str] = set()
         """Stores that have lost files; they may have to be repaired before they are complete again."""
         self.uploaded: set[str] = set()
@@ -124,6 +126,9 @@ class MirrorMachine(RuleBasedStateMachine):
 
     def save(self, place: str, name: str, seed: int) -> None:
         repo = self.repo if place == "here" else open_repository(self.stores[place], create=True)
+        before = read_contents(self.stores[place])
+        if place != "here" and name in before:
+            self.overwritten[place].add(before[name])
         save_bytes(repo, name, {"x": PIECES[seed]}, metadata={"seed": seed}, overwrite=True)
         self.deleted.get(place, set()).discard((name, seed))
 
@@ -174,6 +179,7 @@ class MirrorMachine(RuleBasedStateMachine):
         """Put an empty place where the mirror was: the next upload makes it another store."""
         self.stores["there"] = MemoryStore("memory://there", clock=self.clocks["there"])
         self.deleted["there"].clear()
+        self.overwritten["there"].clear()
         self.damaged.discard("there")
 
     @rule(environment=st.sampled_from(["there", "third"]), is_reachable=st.sampled_from([True, True, False]))
@@ -206,7 +212,7 @@ class MirrorMachine(RuleBasedStateMachine):
             return
         here, there = read_contents(self.stores["here"]), read_contents(self.stores[place])
         for name, content in here.items():
-            if there.get(name) != content and content not in self.deleted[place]:
+            if there.get(name) != content and content not in self.deleted[place] | self.overwritten[place]:
                 assert name in there, f"{name} was not uploaded"
                 times = [read_snapshot(self.stores[each], name).time_s for each in ("here", place)]
                 assert times[0] < times[1], f"{name} was not uploaded"
