@@ -126,10 +126,10 @@ WITH_TORCH: Final = [
 IMPORTING: Final = [
     "import model.safetensors in/1 --receipt r.json",
     "import model.safetensors in/2 --format safetensors --rename a=b --dtype float16 --overwrite",
-    "import model.pt in/3 --unpickle",
+    "import model.pt in/3 --unpickle --follow-links",
     "import model.safetensors in/5 --meta from=hub --compression small --delta off --json",
     "verify-import model.safetensors --against in/1",
-    "verify-import model.pt --against in/3 --unpickle",
+    "verify-import model.pt --against in/3 --unpickle --follow-links",
     "verify-import model.safetensors --receipt r.json --format safetensors --json",
 ]
 """Commands that save files of other libraries and compare with them; they need torch, and run in this order."""
@@ -137,7 +137,7 @@ IMPORTING: Final = [
 WRITING: Final = [
     "init fresh",
     "init fresh-2 --json",
-    "put again data/config.json --meta epoch=3",
+    "put again data/config.json --follow-links --meta epoch=3",
     "put again data/config.json --overwrite --meta epoch=4",
     "put third data/config.json --compression fast --delta 5 --json",
     "get files out",

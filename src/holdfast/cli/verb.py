@@ -154,6 +154,15 @@ def parse_delta(text: str) -> DeltaChoice:
     return int(text)
 
 
+def add_follow_links(parser: ArgumentParser) -> None:
+    """Add the option `--follow-links`."""
+    parser.add_argument(
+        "--follow-links",
+        action="store_true",
+        help="follow symbolic links in a folder also if they lead outside of it, or to directories",
+    )
+
+
 def add_metadata(parser: ArgumentParser) -> None:
     """Add the option `--meta`."""
     parser.add_argument(

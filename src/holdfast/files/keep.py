@@ -34,6 +34,8 @@ class PutChoices(TypedDict, total=False):
     metadata: Mapping[str, Json]
     overwrite: bool
     """Replace the snapshot that has the name, if there is one."""
+    follow_links: bool
+    """Follow symbolic links below a directory that lead outside of it, or to directories; otherwise an error."""
 
 
 class GetChoices(TypedDict, total=False):
@@ -53,13 +55,14 @@ class KeepOptions:
     metadata: Mapping[str, Json] = field(default_factory=dict)
     overwrite: bool = False
     """Replace the snapshot that has the name, if there is one."""
+    follow_links: bool = False
 
 
-def plan_sources(repo: Repository, paths: Paths) -> list[FileSource]:
+def plan_sources(repo: Repository, paths: Paths, *, follow_links: bool = False) -> list[FileSource]:
     """Return a source for each file at and below `paths`, as `plan_files` does; raises NotFound if there are none."""
     each = [paths] if isinstance(paths, str | os.PathLike) else paths
     texts = [os.fspath(path) for path in each]
-    sources = plan_files(texts, outside=_find_directory(repo.store))
+    sources = plan_files(texts, outside=_find_directory(repo.store), follow_links=follow_links)
     if not sources:
         raise NotFound(f"there are no files in {', '.join(texts) or 'an empty list of paths'}; nothing was saved")
     return sources

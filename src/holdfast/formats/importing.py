@@ -53,6 +53,8 @@ class ImportChoices(TypedDict, total=False):
     """Load a file of torch.save that contains other objects. This can run arbitrary code."""
     overwrite: bool
     metadata: Mapping[str, Json] | None
+    follow_links: bool
+    """Follow symbolic links in the folder that lead outside of it, or to directories; otherwise they are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class ImportOptions:
     unpickle: bool = False
     overwrite: bool = False
     metadata: Mapping[str, Json] = field(default_factory=dict)
+    follow_links: bool = False
     environment: bool = True
     """Whether the snapshot keeps host and versions, as other saves do."""
 
@@ -109,17 +112,17 @@ def import_checkpoint(
 
 def plan_import(path: str, options: ImportOptions) -> FoundCheckpoint:
     """Open a checkpoint, cast and rename it; reads headers and plain values, and no tensor."""
-    found = open_source(path, format=options.format, unpickle=options.unpickle)
+    found = open_source(path, format=options.format, unpickle=options.unpickle, follow_links=options.follow_links)
     if options.dtype is not None:
         found = replace(found, tree=_cast(found, options.dtype))
     return found
 
 
-def open_source(path: str, *, format: str | None, unpickle: bool) -> FoundCheckpoint:
+def open_source(path: str, *, format: str | None, unpickle: bool, follow_links: bool) -> FoundCheckpoint:
     """Open a checkpoint; with `unpickle`, load it as a file of torch.save, which can run any code."""
     if unpickle:
         return FoundCheckpoint("torch", load_trusted_file(path), Placeholders())
-    return open_checkpoint(path, format)
+    return open_checkpoint(path, format, follow_links=follow_links)
 
 
 def _cast(found: FoundCheckpoint, dtype: torch.dtype) -> Any:

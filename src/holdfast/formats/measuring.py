@@ -40,6 +40,7 @@ def check_import(
     *,
     format: str | None = None,
     unpickle: bool = False,
+    follow_links: bool = False,
     progress: Progress | None = None,
 ) -> Iterator[ReceiptFinding]:
     """Yield every difference between the files of a checkpoint and the receipt of its import; reads every byte.
@@ -50,7 +51,7 @@ def check_import(
         raise BadFile(f"the receipt is of an {receipt.kind}; `holdfast verify-{receipt.kind}` checks it", path=path)
     # The format of a receipt may be a folder's, and one file of it may be checked alone.
     format = format or (receipt.format if os.path.isdir(path) else None)
-    found = open_source(path, format=format, unpickle=unpickle)
+    found = open_source(path, format=format, unpickle=unpickle, follow_links=follow_links)
     yield from check_tensors(receipt, iter_measured(found, progress or Silent()), side="source", by_file_names=True)
     yield from check_files(receipt, map(measure_file, found.files))
 
@@ -73,11 +74,12 @@ def check_imported(
     path: str,
     *,
     unpickle: bool = False,
+    follow_links: bool = False,
     progress: Progress | None = None,
 ) -> Iterator[ReceiptFinding]:
     """Yield every difference between the files, the receipt in the store, and the snapshot."""
     receipt = read_import_receipt(repo, snapshot)
-    yield from check_import(path, receipt, unpickle=unpickle, progress=progress)
+    yield from check_import(path, receipt, unpickle=unpickle, follow_links=follow_links, progress=progress)
     yield from check_stored(repo, snapshot, receipt, progress)
 
 

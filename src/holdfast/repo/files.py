@@ -1,14 +1,15 @@
-"""Saves files and directories as entries, and restores entries as files."""
+"""Saves files and directories as entries, and restores entries as files; decides which links are followed."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import BinaryIO, Final
@@ -19,6 +20,7 @@ from holdfast.display.readable import readable_repr
 from holdfast.errors import BadName, HoldfastError, NameInUse, NotFound, SourceChanged
 from holdfast.json_text import Json
 from holdfast.objects.local.naming import UNSUPPORTED, new_temp_name
+from holdfast.objects.local.nofollow import SEARCH, open_directory
 from holdfast.objects.url import verify_path
 from holdfast.progress import Progress, Silent
 from holdfast.repo.format.entry import Entry
@@ -30,6 +32,8 @@ _LISTED: Final = 50
 """How many files an error message lists; further ones are only counted."""
 FILE: Final = "file"
 """The type in the spec of an entry that is a file."""
+_HUB_FOLDER: Final = re.compile(r"(?:models|datasets|spaces)--")
+"""How the folder of a repository begins in the cache of the Hugging Face hub."""
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
@@ -92,7 +96,7 @@ class FileSource:
             self._verify_same(os.fstat(file.fileno()))
 
     def _verify_same(self, status: os.stat_result) -> None:
-        if (status.st_dev, status.st_ino) != self.identity:
+        if _identify(status) != self.identity:
             raise self._changed("it was replaced by another file")
         if status.st_size != self.size_bytes:
             raise self._changed(f"it had {self.size_bytes} bytes and now has {status.st_size}")
@@ -106,14 +110,15 @@ class FileSource:
         )
 
 
-def plan_files(paths: Sequence[str], *, outside: str | None = None) -> list[FileSource]:
+def plan_files(paths: Sequence[str], *, outside: str | None = None, follow_links: bool = False) -> list[FileSource]:
     """Return a source for each file at or below `paths`, in their order; raises BadName, OSError.
 
     - A file becomes the entry `<its name>`.
     - A directory becomes the entries `<its name>/<path below it>`, sorted; hidden files are included.
     - `DIR/`, `.` and `..` stand for the content of the directory: entries `<path below it>`.
-    - A symbolic link to a file is saved as that file, under the name of the link. A link to a directory is followed
-      only if it is passed as `LINK/`; otherwise it is refused.
+    - A path may be a symbolic link to a file, or `LINK/` to a directory. Of links below a directory, `SourceFolder`
+      follows those to files inside it. A link is saved as its target, under the name of the link.
+    - With `follow_links`, links to directories and links that lead outside are followed as well.
     - Empty directories are not saved. Sockets, pipes and devices are refused.
 
     A path that contains the directory `outside`, or is inside it, is refused: a store cannot be saved into itself.
@@ -124,7 +129,7 @@ def plan_files(paths: Sequence[str], *, outside: str | None = None) -> list[File
             raise BadName("an empty path names no file")
         if outside is not None:
             _verify_outside(path, outside)
-        for source in _iter_path(path):
+        for source in _iter_path(path, outside, follow_links=follow_links):
             first = planned.setdefault(source.name, source)
             if first is not source:
                 raise BadName(
@@ -134,33 +139,161 @@ def plan_files(paths: Sequence[str], *, outside: str | None = None) -> list[File
     return list(planned.values())
 
 
-def _iter_path(path: str) -> Iterator[FileSource]:
+def _iter_path(path: str, outside: str | None, *, follow_links: bool) -> Iterator[FileSource]:
     last = os.path.basename(path)
     means_contents = last in ("", os.curdir, os.pardir)
-    status = os.stat(path) if means_contents else os.lstat(path)
+    status = os.stat(path) if means_contents or (follow_links and os.path.isdir(path)) else os.lstat(path)
     if stat.S_ISDIR(status.st_mode):
         prefix = "" if means_contents else last + "/"
-        yield from sorted(_iter_directory(path, prefix), key=lambda source: source.name.split("/"))
+        yield from open_source_folder(path, follow_links=follow_links).iter_files(prefix, outside=outside)
     else:
-        yield _plan_file(path, last, status)
+        yield _plan_file(path, last, _follow(path) if stat.S_ISLNK(status.st_mode) else status)
 
 
-def _iter_directory(top: str, prefix: str) -> Iterator[FileSource]:
-    """Yield every file below `top`, in no order; uses a list of directories, so that depth is not limited."""
-    waiting = [(top, prefix)]
-    while waiting:
-        directory, start = waiting.pop()
-        with os.scandir(directory) as items:
-            for item in items:
-                if item.is_dir(follow_symlinks=False):
-                    waiting.append((item.path, f"{start}{item.name}/"))
-                else:
-                    yield _plan_file(item.path, start + item.name, item.stat(follow_symlinks=False))
+@dataclass(frozen=True, slots=True)
+class SourceFolder:
+    """A folder to save or import, and where links below it may lead.
+
+    A link to a file is followed if the file is inside the folder, or among the `blobs/` of the Hugging Face cache that
+    the folder is a part of. Any other link raises BadName, so that files from elsewhere are not saved by accident.
+    The check and the source that it returns refer to one inode: if a path is changed to a link afterwards, reading
+    raises SourceChanged. A hard link cannot be told from a file.
+    """
+
+    path: str
+    roots: tuple[str, ...] | None
+    """Real paths of the directories that files may be in; None to follow every link."""
+
+    def join(self, name: str) -> str:
+        """Return the path of a name in this folder."""
+        return os.path.join(self.path, name)
+
+    def enter(self, name: str) -> SourceFolder:
+        """Return a folder in this one; links in it may lead to the same places."""
+        return replace(self, path=self.join(name))
+
+    def has(self, name: str) -> bool:
+        """Return whether there is something of that name; it need not be a file."""
+        return os.path.exists(self.join(name))
+
+    def list_names(self) -> list[str]:
+        """Return the names in this folder; raises OSError if it is no folder, BadName if a link leads to it."""
+        handle = self._open_directory(self.path)
+        try:
+            return os.listdir(handle)
+        finally:
+            os.close(handle)
+
+    def plan_file(self, name: str) -> FileSource:
+        """Return the source of a file in this folder; raises FileNotFoundError, BadName."""
+        return _plan_file(self.join(name), name, self._read_status(self.join(name)))
+
+    def iter_files(self, prefix: str = "", *, outside: str | None = None) -> Iterator[FileSource]:
+        """Yield every file at any depth, sorted by its entry name, which begins with `prefix`."""
+        yield from sorted(self._iter_unsorted(prefix, outside), key=lambda source: source.name.split("/"))
+
+    def _iter_unsorted(self, prefix: str, outside: str | None) -> Iterator[FileSource]:
+        # A list of directories, each with those above it, so that depth is not limited and a cycle is found.
+        waiting: list[tuple[str, str, frozenset[tuple[int, int]]]] = [(self.path, prefix, frozenset())]
+        while waiting:
+            directory, start, above = waiting.pop()
+            handle = self._open_directory(directory)
+            try:
+                inside = above | {_identify(os.fstat(handle))}
+                with os.scandir(handle) as items:
+                    for item in items:
+                        path, status = os.path.join(directory, item.name), item.stat(follow_symlinks=False)
+                        if stat.S_ISLNK(status.st_mode):
+                            status = self._follow_below(path, inside, outside)
+                        if stat.S_ISDIR(status.st_mode):
+                            waiting.append((path, f"{start}{item.name}/", inside))
+                        else:
+                            yield _plan_file(path, start + item.name, status)
+            finally:
+                os.close(handle)
+
+    def _follow_below(self, link: str, inside: frozenset[tuple[int, int]], outside: str | None) -> os.stat_result:
+        """Return the status of what a link below the folder leads to: a file, or with `roots` None a directory."""
+        if self.roots is not None:
+            _follow(link)
+            return self._read_status(link)
+        status = _follow(link, to_directory=True)
+        if stat.S_ISDIR(status.st_mode):
+            if _identify(status) in inside:
+                raise BadName(f"{link} is a symbolic link to a directory that contains it; remove the link")
+            if outside is not None:
+                _verify_outside(link, outside)
+        return status
+
+    def _read_status(self, path: str) -> os.stat_result:
+        """Return the status of a file; raises BadName if a link leads outside of the roots."""
+        if self.roots is None:
+            return os.stat(path)
+        real = self._find_real(path)
+        handle = self._open_real(os.path.dirname(real))
+        try:
+            return os.stat(os.path.basename(real), dir_fd=handle, follow_symlinks=False)
+        finally:
+            os.close(handle)
+
+    def _open_directory(self, path: str) -> int:
+        if self.roots is None:
+            return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        return self._open_real(self._find_real(path), os.O_RDONLY)
+
+    def _find_real(self, path: str) -> str:
+        """Return the path without links; raises BadName if it is outside of the roots."""
+        assert self.roots is not None, "the caller follows every link"
+        real = os.path.realpath(path)
+        if not any(_is_in(real, root) for root in self.roots):
+            raise BadName(
+                f"{path} is reached by a symbolic link that leads to {real}, outside of the folder {self.roots[0]};"
+                " such links are not followed, because they can add any file of this machine to the store. Remove the"
+                " link, or follow all links (--follow-links, follow_links=True)"
+            )
+        return real
+
+    def _open_real(self, real: str, access: int = SEARCH) -> int:
+        """Open a directory that was found without links; raises SourceChanged if there is one now."""
+        assert self.roots is not None, "the caller follows every link"
+        root = next((root for root in self.roots if _is_in(real, root)), real)
+        try:
+            return open_directory(root.rstrip("/") + "/", real, access)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise SourceChanged(f"{real} became a symbolic link while it was read; nothing was saved") from error
+
+
+def open_source_folder(path: str, *, follow_links: bool = False) -> SourceFolder:
+    """Return a folder that a user named; the path itself may be a link, and lead through links."""
+    if follow_links:
+        return SourceFolder(path, None)
+    real = os.path.realpath(path)
+    return SourceFolder(path, (real, *_find_blobs(real)))
+
+
+def _find_blobs(real: str) -> Iterator[str]:
+    """Yield the folder of file contents, if `real` is a snapshot in a cache of the Hugging Face hub, or inside one.
+
+    There, `models--ORG--NAME/snapshots/REVISION/FILE` is a link to `models--ORG--NAME/blobs/DIGEST`.
+    """
+    parts = real.split("/")
+    for depth in range(2, len(parts)):
+        if parts[depth - 1] == "snapshots" and _HUB_FOLDER.match(parts[depth - 2]):
+            # Not resolved again: if `blobs` is a link itself, files in it are elsewhere.
+            yield "/".join((*parts[: depth - 1], "blobs"))
+
+
+def _is_in(real: str, root: str) -> bool:
+    return real == root or real.startswith(root.rstrip("/") + "/")
+
+
+def _identify(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def _plan_file(path: str, name: str, status: os.stat_result) -> FileSource:
-    if stat.S_ISLNK(status.st_mode):
-        status = _follow(path)
     if not stat.S_ISREG(status.st_mode):
         raise BadName(f"{path} is neither a file nor a directory ({_describe(status)}); only files can be saved")
     return FileSource(
@@ -169,21 +302,22 @@ def _plan_file(path: str, name: str, status: os.stat_result) -> FileSource:
         size_bytes=status.st_size,
         mtime_ns=status.st_mtime_ns,
         executable=bool(status.st_mode & stat.S_IXUSR),
-        identity=(status.st_dev, status.st_ino),
+        identity=_identify(status),
     )
 
 
-def _follow(link: str) -> os.stat_result:
+def _follow(link: str, *, to_directory: bool = False) -> os.stat_result:
     """Return the status of the file that a symbolic link leads to; raises BadName if it leads to no file."""
     target = os.readlink(link)
     try:
         status = os.stat(link)
     except OSError as error:
         raise BadName(f"{link} is a symbolic link to {target!r}, which cannot be followed; fix or remove it") from error
-    if stat.S_ISDIR(status.st_mode):
+    if stat.S_ISDIR(status.st_mode) and not to_directory:
         raise BadName(
             f"{link} is a symbolic link to the directory {target!r}, and such links are not followed;"
-            f" pass {link}/ to save the content of the directory"
+            f" pass {link}/ to save the content of the directory, or follow all links (--follow-links,"
+            " follow_links=True)"
         )
     return status
 
@@ -198,7 +332,7 @@ def _name_entry(path: str, name: str) -> str:
 
 
 def _verify_outside(path: str, directory: str) -> None:
-    # Links to directories are not followed below `path`, so checking `path` itself is enough.
+    # Below `path`, each link to a directory that is followed is checked as well.
     if is_below(path, directory):
         raise BadName(f"{path} is inside the store {directory}; save files outside of it")
     if is_below(directory, path):
@@ -208,11 +342,12 @@ def _verify_outside(path: str, directory: str) -> None:
 def is_below(path: str, directory: str) -> bool:
     """Return whether `path` is `directory` or inside it, after following all links."""
     real, top = os.path.realpath(path), os.path.realpath(directory)
-    return real == top or real.startswith(top.rstrip("/") + "/")
+    return _is_in(real, top)
 
 
 def _describe(status: os.stat_result) -> str:
     kinds = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+    kinds |= {stat.S_IFDIR: "a directory", stat.S_IFLNK: "a symbolic link"}
     return kinds.get(stat.S_IFMT(status.st_mode), "something else")
 
 

@@ -36,7 +36,8 @@ class FileMethods(OpenStore):
         A directory `dir` becomes the entries `dir/...`; `dir/` stands for its files. Files of tensors share bytes.
         """
         repo, options, bar = self.repository, KeepOptions(**choices), make_progress(progress)
-        return keep_files(repo, name, plan_sources(repo, paths), options, progress=bar)
+        sources = plan_sources(repo, paths, follow_links=options.follow_links)
+        return keep_files(repo, name, sources, options, progress=bar)
 
     def get(
         self, name: str | Snapshot, folder: StrPath, *, progress: ProgressChoice = None, **choices: Unpack[GetChoices]
@@ -70,13 +71,20 @@ class FileMethods(OpenStore):
         return import_checkpoint(repo, source, name, options, types=types, progress=bar)
 
     def verify_import(
-        self, source: StrPath, name: str | Snapshot, *, unpickle: bool = False, progress: ProgressChoice = None
+        self,
+        source: StrPath,
+        name: str | Snapshot,
+        *,
+        unpickle: bool = False,
+        follow_links: bool = False,
+        progress: ProgressChoice = None,
     ) -> list[ReceiptFinding]:
-        """Compare files with the receipt and snapshot of their import, unpickled as then; return all differences."""
+        """Compare files with the receipt and snapshot of their import, read as then; return all differences."""
         from holdfast.formats.measuring import check_imported
 
         record, bar = self._views.open_here(name).record, make_progress(progress)
-        return list(check_imported(self.repository, record, os.fspath(source), unpickle=unpickle, progress=bar))
+        path, chosen = os.fspath(source), {"unpickle": unpickle, "follow_links": follow_links}
+        return list(check_imported(self.repository, record, path, progress=bar, **chosen))
 
     def export(self, name: str | Snapshot, destination: StrPath, **choices: Unpack[ExportChoices]) -> ExportResult:
         """Write a snapshot to files of other libraries; they appear whole and verified, or not at all.

@@ -13,7 +13,15 @@ from typing import Final
 
 from holdfast.cli.lookup import open_to_read, open_to_write, read_named_snapshot
 from holdfast.cli.output import Output, count, describe_saved, format_bytes
-from holdfast.cli.verb import add_compression, add_json, add_metadata, document, parse_compression, parse_metadata
+from holdfast.cli.verb import (
+    add_compression,
+    add_follow_links,
+    add_json,
+    add_metadata,
+    document,
+    parse_compression,
+    parse_metadata,
+)
 from holdfast.digest import short_hex
 from holdfast.errors import BadName, NotFound
 from holdfast.files.keep import KeepOptions, keep_files, plan_sources, restore_files, verify_target
@@ -37,16 +45,19 @@ def declare_put(parser: ArgumentParser) -> None:
     more = (
         "A file becomes an entry with the name of the file. A directory DIR becomes\n"
         "entries DIR/...; DIR/ and . add the files in them without the directory's name.\n"
-        "Hidden files are included, empty directories are not. A link to a file is saved\n"
-        "as the file; a link to a directory is refused, unless written as LINK/. Saving\n"
-        "the same content again under the same name writes nothing. A file of safetensors\n"
-        "or torch.save shares its bytes with snapshots that contain the same tensors."
+        "Hidden files are included, empty directories are not. A PATH that is a link to a\n"
+        "file is saved as the file; one to a directory is refused, unless written LINK/.\n"
+        "Below DIR, links to files in DIR are followed; others are refused, unless\n"
+        "--follow-links is given. Saving the same content again under the same name writes\n"
+        "nothing. A file of safetensors or torch.save shares its bytes with snapshots that\n"
+        "contain the same tensors."
     )
     examples = ["holdfast put run1/step-100 model.pt config.json", "holdfast put data/v1 corpus/ --meta source=web"]
     document(parser, more, examples=examples)
     parser.add_argument("name", metavar="NAME", help="the snapshot's name")
     parser.add_argument("paths", metavar="PATH", nargs="+", help="a file or directory")
     parser.add_argument("--overwrite", action="store_true", help="replace the snapshot if the name exists, atomically")
+    add_follow_links(parser)
     add_compression(parser)
     add_metadata(parser)
     add_json(parser)
@@ -59,7 +70,7 @@ def run_put(options: Namespace, url: str, output: Output) -> int:
     verify_user_name(options.name)
     repo = open_to_write(url, output, compression=parse_compression(options.compression), delta=options.delta)
     _verify_order(options.name, options.paths)
-    sources = plan_sources(repo, options.paths)
+    sources = plan_sources(repo, options.paths, follow_links=options.follow_links)
     chosen = KeepOptions(metadata, overwrite=options.overwrite)
     result = keep_files(repo, options.name, sources, chosen, progress=output.progress())
     if options.json:

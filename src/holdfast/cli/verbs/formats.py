@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.cli.lookup import open_to_read, open_to_write, read_named_snapshot
 from holdfast.cli.output import Output, count, describe_saved, format_bytes
-from holdfast.cli.verb import add_compression, add_json, add_metadata, document, parse_compression, parse_metadata
+from holdfast.cli.verb import (
+    add_compression,
+    add_follow_links,
+    add_json,
+    add_metadata,
+    document,
+    parse_compression,
+    parse_metadata,
+)
 from holdfast.digest import short_hex
 from holdfast.errors import BadName
 from holdfast.json_text import Json
@@ -35,8 +43,10 @@ def declare_import(parser: ArgumentParser) -> None:
         "torch.save, a DCP directory, a content store of PyTorch, or a ZeRO checkpoint of\n"
         "DeepSpeed. The format is found by content. Nothing is unpickled: a file that\n"
         "contains more than tensors and plain values is refused, unless --unpickle is\n"
-        "given. Files beside the weights, such as config.json, become entries. The\n"
-        "snapshot keeps a receipt with the digest of every tensor, for verify-import."
+        "given. Files beside the weights, such as config.json, become entries. Links are\n"
+        "followed to files in SRC, or in blobs/ of the Hugging Face cache that SRC is a\n"
+        "part of; others are refused, unless --follow-links is given. The snapshot keeps a\n"
+        "receipt with the digest of every tensor, for verify-import."
     )
     examples = [
         "holdfast import model.safetensors llama/base",
@@ -61,6 +71,7 @@ def declare_import(parser: ArgumentParser) -> None:
         help=f"cast floating-point tensors to {', '.join(_DTYPES)}; the receipt states the error",
     )
     _add_unpickle(parser)
+    add_follow_links(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace the snapshot if the name exists, atomically")
     add_compression(parser)
     add_metadata(parser)
@@ -120,6 +131,7 @@ def _make_options(options: Namespace) -> ImportOptions:
         rename=_parse_renames(options.rename),
         dtype=find_dtype(options.dtype) if options.dtype else None,
         unpickle=options.unpickle,
+        follow_links=options.follow_links,
         overwrite=options.overwrite,
         metadata=parse_metadata(options.meta),
     )
@@ -180,6 +192,7 @@ def declare_verify_import(parser: ArgumentParser) -> None:
     parser.add_argument("--receipt", metavar="FILE", help="a receipt that `holdfast import --receipt` wrote")
     _add_format(parser)
     _add_unpickle(parser)
+    add_follow_links(parser)
     add_json(parser)
     parser.set_defaults(run_verb=run_verify_import, needs_store=lambda options: options.against is not None)
 
@@ -203,7 +216,8 @@ def run_verify_import(options: Namespace, url: str, output: Output) -> int:
         snapshot = read_named_snapshot(repo.store, options.against, output)
         receipt = receipt or read_import_receipt(repo, snapshot)
         findings += _print_findings(check_stored(repo, snapshot, receipt, progress), options, output)
-    source = check_import(options.source, receipt, format=options.format, unpickle=options.unpickle, progress=progress)
+    how = {"unpickle": options.unpickle, "follow_links": options.follow_links}
+    source = check_import(options.source, receipt, format=options.format, progress=progress, **how)
     findings += _print_findings(source, options, output)
     what = f"{count(len(receipt.tensors), 'tensor')} and {count(len(receipt.files), 'file')}"
     if options.json:

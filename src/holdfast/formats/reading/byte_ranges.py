@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.errors import BadFile
-from holdfast.repo.files import FileSource, plan_files
+from holdfast.repo.files import FileSource, SourceFolder, plan_files
 from holdfast.repo.format.boxes import Box, Coordinates, contains, cut_rows, overlap, relative, slices, volume, whole
 
 SPAN_BYTES: Final = 32 << 20
@@ -261,7 +261,7 @@ def _verify_cover(shape: Coordinates, pieces: Sequence[Piece], what: str) -> Non
 
 
 def open_file(path: str) -> FileBytes:
-    """Return the bytes of a whole file; raises BadFile if it is not a regular file."""
+    """Return the bytes of a file that the user named; raises BadFile, BadName if it is not a regular file."""
     try:
         sources = plan_files([path])
     except FileNotFoundError as error:
@@ -269,6 +269,16 @@ def open_file(path: str) -> FileBytes:
     if len(sources) != 1 or sources[0].path != path:
         raise BadFile(f"{path} is a directory, and a file is expected", path=path)
     return FileBytes(os.path.basename(path), sources[0], 0, sources[0].size_bytes)
+
+
+def open_file_in(folder: SourceFolder, name: str) -> FileBytes:
+    """Return the bytes of a file in a folder; raises BadFile, or BadName for a link that must not be followed."""
+    try:
+        source = folder.plan_file(name)
+    except FileNotFoundError as error:
+        path = folder.join(name)
+        raise BadFile(f"{path} does not exist", path=path) from error
+    return FileBytes(os.path.basename(name), source, 0, source.size_bytes)
 
 
 @dataclass(frozen=True, slots=True)

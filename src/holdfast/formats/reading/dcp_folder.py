@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -11,12 +10,13 @@ from typing import Any, Final
 import torch
 
 from holdfast.errors import BadFile, Untrusted
-from holdfast.formats.reading.byte_ranges import FileBytes, Geometry, Piece, assemble, open_file
+from holdfast.formats.reading.byte_ranges import FileBytes, Geometry, Piece, assemble, open_file_in
 from holdfast.formats.reading.found import FoundCheckpoint, verify_depth
 from holdfast.formats.reading.pickle_reader import MAX_PICKLE_BYTES, PickledObject, make_inert, read_pickle
 from holdfast.formats.reading.placeholders import Placeholders, TensorForm, make_tensor
 from holdfast.formats.reading.torch_file import read_torch_object
 from holdfast.formats.reading.torch_objects import TorchObjects
+from holdfast.repo.files import SourceFolder
 from holdfast.repo.format.boxes import Box
 from holdfast.tensors.dtypes import item_bytes
 from holdfast.tensors.spec import contiguous_stride
@@ -51,14 +51,13 @@ class _Item:
     length: int
 
 
-def read_dcp_folder(folder: str) -> FoundCheckpoint:
+def read_dcp_folder(folder: SourceFolder) -> FoundCheckpoint:
     """Open a DCP directory; sharded tensors become one tensor each, and nested keys a nested tree."""
-    metadata = _read_metadata(os.path.join(folder, METADATA_NAME))
-    return _Folder(folder, metadata).read()
+    return _Folder(folder, _read_metadata(folder)).read()
 
 
-def _read_metadata(path: str) -> PickledObject:
-    data = open_file(path)
+def _read_metadata(folder: SourceFolder) -> PickledObject:
+    data, path = open_file_in(folder, METADATA_NAME), folder.join(METADATA_NAME)
     if data.size_bytes > MAX_PICKLE_BYTES:
         raise BadFile(f"{path} has {data.size_bytes} bytes, more than {MAX_PICKLE_BYTES}", path=path)
 
@@ -87,7 +86,7 @@ def _read_metadata(path: str) -> PickledObject:
 class _Folder:
     """One DCP directory."""
 
-    def __init__(self, folder: str, metadata: PickledObject) -> None:
+    def __init__(self, folder: SourceFolder, metadata: PickledObject) -> None:
         self._folder = folder
         self._state = metadata.find("state_dict_metadata")
         self._planner = metadata.find("planner_data")
@@ -110,7 +109,9 @@ class _Folder:
         if not isinstance(index, PickledObject) or not isinstance(info, PickledObject):
             raise self._damaged("a stored item has no place")
         if info.find("transform_descriptors"):
-            raise BadFile(f"{self._folder} is compressed by extensions of DCP; load and save it again without them")
+            raise BadFile(
+                f"{self._folder.path} is compressed by extensions of DCP; load and save it again without them"
+            )
         fqn, at, name = index.find("fqn"), index.find("offset"), info.find("relative_path")
         offset, length = info.find("offset"), info.find("length")
         if not isinstance(fqn, str) or not isinstance(name, str) or not _are_counts((offset, length)):
@@ -122,15 +123,15 @@ class _Folder:
         self._items.setdefault(fqn, []).append(_Item(None if at is None else tuple(at), name, offset, length))
 
     def _open_once(self, name: str) -> FileBytes:
-        path = os.path.join(self._folder, name)
-        if not os.path.exists(path):
-            raise BadFile(f"{self._folder} lacks the file {name}; copy the whole directory", path=path)
-        return open_file(path)
+        if not self._folder.has(name):
+            where = self._folder.path
+            raise BadFile(f"{where} lacks the file {name}; copy the whole directory", path=self._folder.join(name))
+        return open_file_in(self._folder, name)
 
     def _find_data(self, fqn: str, item: _Item) -> FileBytes:
         data = self._open(item.file_name)
         if item.offset + item.length > data.size_bytes:
-            raise BadFile(f"{self._folder}: {item.file_name} is cut off, so that {fqn!r} is not complete")
+            raise BadFile(f"{self._folder.path}: {item.file_name} is cut off, so that {fqn!r} is not complete")
         return data.narrow(item.offset, item.offset + item.length)
 
     def _read_value(self, fqn: Any, stored: Any) -> Any:
@@ -142,7 +143,7 @@ class _Folder:
             return self._read_tensor(fqn, stored, items)
         if kind != "BytesStorageMetadata" or len(items) != 1:
             raise self._damaged(f"{fqn!r} is not stored exactly once")
-        where = f"{os.path.join(self._folder, items[0].file_name)} ({fqn})"
+        where = f"{self._folder.join(items[0].file_name)} ({fqn})"
         return read_torch_object(self._find_data(fqn, items[0]), self._placeholders, where=where)
 
     def _read_tensor(self, fqn: str, stored: PickledObject, items: list[_Item]) -> torch.Tensor:
@@ -158,14 +159,14 @@ class _Folder:
             if box is None or item is None:
                 raise self._damaged(f"a shard of {fqn!r} is not stored")
             pieces.append(self._read_piece(fqn, box, dtype, item))
-        what = f"{self._folder}: {fqn!r}"
+        what = f"{self._folder.path}: {fqn!r}"
         reader = assemble(tuple(shape), item_bytes(dtype), pieces, what=what)
         form = TensorForm(dtype, tuple(shape), contiguous_stride(shape))
         return make_tensor(self._placeholders.add_storage(reader), form, what=what)
 
     def _read_piece(self, fqn: str, box: Box, dtype: torch.dtype, item: _Item) -> Piece:
         scratch = Placeholders()
-        where = f"{os.path.join(self._folder, item.file_name)} ({fqn})"
+        where = f"{self._folder.join(item.file_name)} ({fqn})"
         tensor = read_torch_object(self._find_data(fqn, item), scratch, where=where)
         stored = scratch.find(tensor) if isinstance(tensor, torch.Tensor) else None
         if stored is None or tensor.dtype != dtype or tuple(tensor.shape) != box.sizes:
@@ -174,7 +175,7 @@ class _Folder:
         return Piece(box, stored.reader, geometry)
 
     def _damaged(self, why: str) -> BadFile:
-        return BadFile(f"{os.path.join(self._folder, METADATA_NAME)} is damaged: {why}")
+        return BadFile(f"{self._folder.join(METADATA_NAME)} is damaged: {why}")
 
 
 def _are_counts(value: Any) -> bool:

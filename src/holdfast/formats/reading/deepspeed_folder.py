@@ -6,7 +6,6 @@ The files contain objects of DeepSpeed beside the tensors. None of them is made:
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -14,12 +13,13 @@ from typing import Any, Final
 import torch
 
 from holdfast.errors import BadFile, Untrusted
-from holdfast.formats.reading.byte_ranges import ByteReader, SlicedBytes, join_bytes, open_file
+from holdfast.formats.reading.byte_ranges import ByteReader, SlicedBytes, join_bytes, open_file_in
 from holdfast.formats.reading.found import FoundCheckpoint
 from holdfast.formats.reading.pickle_reader import PickledObject, make_inert
 from holdfast.formats.reading.placeholders import Placeholders, TensorForm, make_tensor
 from holdfast.formats.reading.torch_file import read_torch_object
 from holdfast.formats.receipt import LeftOut
+from holdfast.repo.files import SourceFolder
 from holdfast.tensors.dtypes import item_bytes
 from holdfast.tensors.spec import contiguous_stride
 
@@ -30,45 +30,46 @@ _MAX_TAG: Final = 1000
 _DIGITS: Final = re.compile(r"(\d+)")
 
 
-def is_zero_folder(folder: str) -> bool:
+def is_zero_folder(folder: SourceFolder) -> bool:
     """Return whether a folder, or the newest checkpoint in it, has the partitioned optimizer states of ZeRO."""
     return any(name.endswith(_OPTIM) for name in _list_names(_find_newest(folder)))
 
 
-def read_zero_folder(folder: str) -> FoundCheckpoint:
+def read_zero_folder(folder: SourceFolder) -> FoundCheckpoint:
     """Open a ZeRO checkpoint: parameters in fp32, buffers as they were saved, tied parameters tied."""
     return _ZeroFolder(_find_newest(folder)).read()
 
 
-def _list_names(folder: str) -> list[str]:
+def _list_names(folder: SourceFolder) -> list[str]:
     try:
-        return os.listdir(folder)
+        return folder.list_names()
     except OSError:
         return []
 
 
-def _find_newest(folder: str) -> str:
+def _find_newest(folder: SourceFolder) -> SourceFolder:
     """Return the folder that the file `latest` names, if there is one; otherwise the folder itself."""
-    path = os.path.join(folder, _LATEST)
-    if not os.path.isfile(path):
+    if not folder.has(_LATEST):
         return folder
-    data = open_file(path)
+    data = open_file_in(folder, _LATEST)
     tag = bytes(data.read(0, min(data.size_bytes, _MAX_TAG))).decode(errors="replace").strip()
     is_name = bool(tag) and tag not in (".", "..") and "/" not in tag and "\0" not in tag
-    return os.path.join(folder, tag) if is_name else folder
+    return folder.enter(tag) if is_name else folder
 
 
 class _ZeroFolder:
     """One ZeRO checkpoint."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: SourceFolder) -> None:
         self._folder = folder
         self._placeholders = Placeholders()
         names = sorted(_list_names(folder), key=_natural)
         self._optim = [self._read_object(name) for name in names if name.endswith(_OPTIM)]
         self._model = [self._read_object(name) for name in names if name.endswith(_MODEL)]
         if not self._optim or not self._model:
-            raise BadFile(f"{folder} has no files *{_MODEL} and *{_OPTIM}: it is no ZeRO checkpoint", path=folder)
+            raise BadFile(
+                f"{folder.path} has no files *{_MODEL} and *{_OPTIM}: it is no ZeRO checkpoint", path=folder.path
+            )
 
     def read(self) -> FoundCheckpoint:
         """Return the weights by name."""
@@ -77,9 +78,9 @@ class _ZeroFolder:
         count = max(count) if isinstance(count, list) and count else count
         if type(stage) is not int or stage not in (1, 2, 3) or count != len(states):
             raise BadFile(
-                f"{self._folder} is incomplete: ZeRO stage {str(stage)[:20]} of {str(count)[:20]} ranks, and there are"
-                f" {len(states)} files *{_OPTIM}; copy the whole folder",
-                path=self._folder,
+                f"{self._folder.path} is incomplete: ZeRO stage {str(stage)[:20]} of {str(count)[:20]} ranks, and"
+                f" there are {len(states)} files *{_OPTIM}; copy the whole folder",
+                path=self._folder.path,
             )
         groups = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
         flat = [self._list_readers(self._find(state, groups)) for state in states]
@@ -94,8 +95,10 @@ class _ZeroFolder:
         return FoundCheckpoint("deepspeed", weights, self._placeholders, left_out=left_out)
 
     def _read_object(self, name: str) -> dict[Any, Any]:
-        path = os.path.join(self._folder, name)
-        found = read_torch_object(open_file(path), self._placeholders, where=path, find_other=_make_inert_object)
+        path = self._folder.join(name)
+        found = read_torch_object(
+            open_file_in(self._folder, name), self._placeholders, where=path, find_other=_make_inert_object
+        )
         if not isinstance(found, dict):
             raise BadFile(f"{path} is no file of a ZeRO checkpoint", path=path)
         return found
@@ -103,7 +106,7 @@ class _ZeroFolder:
     def _find(self, state: Any, key: str) -> Any:
         if not isinstance(state, Mapping) or key not in state:
             raise BadFile(
-                f"{self._folder} is no ZeRO checkpoint that can be read: it has no {key!r}", path=self._folder
+                f"{self._folder.path} is no ZeRO checkpoint that can be read: it has no {key!r}", path=self._folder.path
             )
         return state[key]
 
@@ -114,13 +117,13 @@ class _ZeroFolder:
     def _list_readers(self, tensors: Any) -> list[ByteReader]:
         """Return the bytes of the flat fp32 tensors of one rank, one for each group."""
         if not isinstance(tensors, list | tuple):
-            raise BadFile(f"{self._folder} has no flat fp32 weights", path=self._folder)
+            raise BadFile(f"{self._folder.path} has no flat fp32 weights", path=self._folder.path)
         return [self._find_reader(tensor) for tensor in tensors]
 
     def _find_reader(self, tensor: Any) -> ByteReader:
         stored = self._placeholders.find(tensor) if isinstance(tensor, torch.Tensor) else None
         if stored is None or not tensor.is_contiguous():
-            raise BadFile(f"{self._folder} has a weight that is no plain tensor", path=self._folder)
+            raise BadFile(f"{self._folder.path} has a weight that is no plain tensor", path=self._folder.path)
         size = item_bytes(tensor.dtype)
         return SlicedBytes(stored.reader, int(tensor.storage_offset()) * size, tensor.numel() * size)
 
@@ -172,12 +175,14 @@ class _ZeroFolder:
 
     def _pick(self, groups: Sequence[ByteReader], number: int) -> ByteReader:
         if number >= len(groups):
-            raise BadFile(f"{self._folder}: a rank has only {len(groups)} groups of weights", path=self._folder)
+            raise BadFile(
+                f"{self._folder.path}: a rank has only {len(groups)} groups of weights", path=self._folder.path
+            )
         return groups[number]
 
     def _slice(self, name: str, reader: ByteReader, at: int, size: int) -> ByteReader:
         if at + size > reader.size_bytes:
-            raise BadFile(f"{self._folder} is incomplete: {name!r} ends after the last byte of its group")
+            raise BadFile(f"{self._folder.path} is incomplete: {name!r} ends after the last byte of its group")
         return SlicedBytes(reader, at, size)
 
     def _make(
@@ -185,7 +190,7 @@ class _ZeroFolder:
     ) -> torch.Tensor:
         stored = self._placeholders.add_storage(reader)
         form = TensorForm(dtype, shape, contiguous_stride(shape))
-        return make_tensor(stored, form, what=f"{self._folder}: {name}")
+        return make_tensor(stored, form, what=f"{self._folder.path}: {name}")
 
 
 def _make_inert_object(module: str, name: str) -> object:

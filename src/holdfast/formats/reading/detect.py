@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from holdfast.errors import BadFile, BadName
@@ -16,22 +17,27 @@ from holdfast.formats.reading.placeholders import Placeholders
 from holdfast.formats.reading.pretrained import list_weights, read_folder
 from holdfast.formats.reading.safetensors_file import is_safetensors, read_safetensors_file
 from holdfast.formats.reading.torch_file import is_torch_file, read_torch_object
+from holdfast.repo.files import SourceFolder, open_source_folder
 
 _MAGIC_BYTES: Final = 32
 _FOREIGN: Final = {b"GGUF": "a GGUF file", b"\x89HDF": "an HDF5 file", b"\x93NUM": "a file of numpy"}
-Open = Callable[[str], FoundCheckpoint]
+Open = Callable[[], FoundCheckpoint]
 
 
-def open_checkpoint(path: str, format: str | None = None) -> FoundCheckpoint:
+def open_checkpoint(path: str, format: str | None = None, *, follow_links: bool = False) -> FoundCheckpoint:
     """Open a checkpoint of another library; raises BadFile if it is none, or if it could be of two formats.
 
-    `format` decides where a folder has several formats; the content must still be of that format.
+    `format` decides where a folder has several formats; the content must still be of that format. Links in a folder
+    are followed as `SourceFolder` says; with `follow_links`, all of them are.
     """
     if format is not None and format not in SOURCE_FORMATS:
         raise BadName(f"{format!r} is no format to import; choose one of {', '.join(SOURCE_FORMATS)}")
     if not os.path.exists(path):
         raise BadFile(f"{path} does not exist", path=path)
-    candidates = _find_in_folder(path) if os.path.isdir(path) else _find_in_file(path)
+    if os.path.isdir(path):
+        candidates = _find_in_folder(open_source_folder(path, follow_links=follow_links))
+    else:
+        candidates = _find_in_file(path)
     if format is not None:
         candidates = {kind: reader for kind, reader in candidates.items() if _is_wanted(kind, format)}
     if len(candidates) > 1:
@@ -43,7 +49,7 @@ def open_checkpoint(path: str, format: str | None = None) -> FoundCheckpoint:
     if not candidates:
         wanted = "a checkpoint of a known format" if format is None else f"of the format {format}"
         raise BadFile(f"{path} is not {wanted}; known formats are {', '.join(SOURCE_FORMATS)}", path=path)
-    return next(iter(candidates.values()))(path)
+    return next(iter(candidates.values()))()
 
 
 def _is_wanted(kind: str, format: str) -> bool:
@@ -54,26 +60,26 @@ def _find_in_file(path: str) -> dict[str, Open]:
     data = open_file(path)
     start = bytes(data.read(0, min(_MAGIC_BYTES, data.size_bytes)))
     if is_torch_file(start):
-        return {"torch": read_torch_file}
+        return {"torch": partial(read_torch_file, path)}
     if is_safetensors(data):
-        return {"safetensors": read_safetensors_file}
+        return {"safetensors": partial(read_safetensors_file, path)}
     foreign = _FOREIGN.get(start[:4])
     if foreign:
         raise BadFile(f"{path} is {foreign}, which cannot be imported; convert it to safetensors first", path=path)
     return {}
 
 
-def _find_in_folder(path: str) -> dict[str, Open]:
-    names = set(os.listdir(path))
+def _find_in_folder(folder: SourceFolder) -> dict[str, Open]:
+    names = set(folder.list_names())
     found: dict[str, Open] = {}
     for kind in list_weights(sorted(names)):
-        found[kind] = lambda folder, kind=kind: read_folder(folder, kind)  # type: ignore[misc]  # a default binds it
+        found[kind] = partial(read_folder, folder, kind)
     if METADATA_NAME in names:
-        found["dcp"] = read_dcp_folder
+        found["dcp"] = partial(read_dcp_folder, folder)
     if {STORAGES, TENSORS} <= names:
-        found["content-store"] = read_content_folder
-    if is_zero_folder(path):
-        found["deepspeed"] = read_zero_folder
+        found["content-store"] = partial(read_content_folder, folder)
+    if is_zero_folder(folder):
+        found["deepspeed"] = partial(read_zero_folder, folder)
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,10 +11,11 @@ from typing import Any, Final
 import torch
 
 from holdfast.errors import BadFile, Corrupt
-from holdfast.formats.reading.byte_ranges import FileBytes, open_file
+from holdfast.formats.reading.byte_ranges import FileBytes, open_file, open_file_in
 from holdfast.formats.reading.found import FoundCheckpoint
 from holdfast.formats.reading.placeholders import Placeholders, TensorForm, make_tensor
 from holdfast.json_text import Json, iter_fields, parse_json
+from holdfast.repo.files import SourceFolder
 from holdfast.tensors.dtypes import item_bytes
 from holdfast.tensors.spec import contiguous_stride
 from holdfast.texts import list_some
@@ -166,18 +166,20 @@ def read_safetensors_file(path: str) -> FoundCheckpoint:
     return FoundCheckpoint("safetensors", add_tensors(header, placeholders), placeholders, metadata)
 
 
-def read_shards(folder: str, names: list[str], weight_map: Mapping[str, str] | None) -> FoundCheckpoint:
+def read_shards(folder: SourceFolder, names: list[str], weight_map: Mapping[str, str] | None) -> FoundCheckpoint:
     """Open several safetensors files as one checkpoint; with an index, the files must have what it says."""
     placeholders = Placeholders()
     tensors: dict[str, torch.Tensor] = {}
     homes: dict[str, str] = {}
     metadata: dict[str, str] = {}
     for name in names:
-        header = read_header(open_file(os.path.join(folder, name)), where=os.path.join(folder, name))
+        header = read_header(open_file_in(folder, name), where=folder.join(name))
         found = add_tensors(header, placeholders)
         twice = sorted(found.keys() & tensors.keys())
         if twice:
-            raise BadFile(f"{folder}: {twice[0]!r} is in {homes[twice[0]]} and in {name}; remove the shard that is old")
+            raise BadFile(
+                f"{folder.path}: {twice[0]!r} is in {homes[twice[0]]} and in {name}; remove the shard that is old"
+            )
         tensors.update(found)
         homes.update(dict.fromkeys(found, name))
         metadata = {**header.metadata, **metadata}
@@ -187,20 +189,20 @@ def read_shards(folder: str, names: list[str], weight_map: Mapping[str, str] | N
     return FoundCheckpoint("safetensors", tensors, placeholders, {"safetensors": metadata} if metadata else {})
 
 
-def _verify_weight_map(folder: str, weight_map: Mapping[str, str], homes: Mapping[str, str]) -> None:
+def _verify_weight_map(folder: SourceFolder, weight_map: Mapping[str, str], homes: Mapping[str, str]) -> None:
     wrong = sorted(name for name in weight_map.keys() | homes.keys() if weight_map.get(name) != homes.get(name))
     if wrong:
         first = wrong[0]
         there, stated = homes.get(first, "no file"), weight_map.get(first, "no file")
         raise BadFile(
-            f"{folder}: the index says that {first!r} is in {stated}, and it is in {there}"
+            f"{folder.path}: the index says that {first!r} is in {stated}, and it is in {there}"
             f" ({len(wrong)} tensors differ: {list_some(wrong, 3)}); fetch the folder again"
         )
 
 
-def read_weight_map(path: str) -> dict[str, str]:
+def read_weight_map(folder: SourceFolder, index_name: str) -> dict[str, str]:
     """Return which file has each tensor, by an index; raises BadFile if it is malformed or names missing files."""
-    data = open_file(path)
+    data, path = open_file_in(folder, index_name), folder.join(index_name)
     if data.size_bytes > _MAX_INDEX_BYTES:
         raise BadFile(f"{path} has {data.size_bytes} bytes, more than any index", path=path)
     try:
@@ -210,7 +212,7 @@ def read_weight_map(path: str) -> dict[str, str]:
     found = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(found, dict) or not found or not all(_is_file_name(each) for each in found.values()):
         raise BadFile(f"{path} is no index of shards: it has no valid weight_map", path=path)
-    missing = sorted({name for name in found.values() if not os.path.isfile(os.path.join(os.path.dirname(path), name))})
+    missing = sorted({name for name in found.values() if not folder.has(name)})
     if missing:
         raise BadFile(f"{path} names files that are missing: {list_some(missing, 3)}; fetch them", path=path)
     return found

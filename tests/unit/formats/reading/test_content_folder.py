@@ -12,6 +12,7 @@ from torch.utils._content_store import ContentStoreWriter
 import holdfast
 from holdfast.errors import BadFile
 from holdfast.formats.reading.content_folder import read_content_folder
+from holdfast.repo.files import open_source_folder
 from tests.kit.checkpoints import assert_same
 
 
@@ -43,7 +44,7 @@ def test_a_storage_that_is_missing_is_named(folder: Path) -> None:
         path.unlink()
 
     with pytest.raises(BadFile, match=r"needs the storage [0-9a-f]{40}, which is missing"):
-        read_content_folder(str(folder))
+        read_content_folder(open_source_folder(str(folder)))
 
 
 @pytest.mark.parametrize(
@@ -59,11 +60,11 @@ def test_metadata_in_another_form_is_refused(folder: Path, payload: Any) -> None
     torch.save(payload, folder / "tensors" / "bad")
 
     with pytest.raises(BadFile, match="is not the metadata of a tensor"):
-        read_content_folder(str(folder))
+        read_content_folder(open_source_folder(str(folder)))
 
 
 def test_a_store_without_tensors_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tensors").mkdir()
 
     with pytest.raises(BadFile, match="without tensors"):
-        read_content_folder(str(tmp_path))
+        read_content_folder(open_source_folder(str(tmp_path)))

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 import holdfast
 from holdfast.errors import BadFile, Untrusted
 from holdfast.formats.reading.dcp_folder import read_dcp_folder
+from holdfast.repo.files import open_source_folder
 from holdfast.testing.ranks import run_ranks
 from tests.kit.checkpoints import assert_same, save_dcp, save_sharded_dcp
 
@@ -163,7 +164,7 @@ def test_a_pickle_that_would_run_code_is_refused(
         _change_metadata(tmp_path / "dcp", lambda metadata: replace(metadata, planner_data=Evil()))
 
     with pytest.raises(Untrusted, match=r"contains '(posix|os)\.system'"):
-        read_dcp_folder(str(tmp_path / "dcp"))
+        read_dcp_folder(open_source_folder(str(tmp_path / "dcp")))
     assert not (tmp_path / "pwned").exists()
 
 
@@ -171,4 +172,4 @@ def test_a_checkpoint_without_paths_is_flat(tmp_path: Path) -> None:
     save_dcp({"a": {"b": torch.ones(2)}}, tmp_path / "dcp")
     _change_metadata(tmp_path / "dcp", lambda metadata: replace(metadata, planner_data=None))
 
-    assert list(read_dcp_folder(str(tmp_path / "dcp")).tree) == ["a.b"]
+    assert list(read_dcp_folder(open_source_folder(str(tmp_path / "dcp"))).tree) == ["a.b"]

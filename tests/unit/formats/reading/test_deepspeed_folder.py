@@ -16,6 +16,7 @@ import torch
 import holdfast
 from holdfast.errors import BadFile, Untrusted
 from holdfast.formats.reading.deepspeed_folder import is_zero_folder, read_zero_folder
+from holdfast.repo.files import open_source_folder
 
 _ROOT = Path(__file__).parents[4]
 _RANKS = 2
@@ -54,7 +55,7 @@ def test_the_weights_are_those_that_deepspeed_restores(tmp_path: Path, stage: in
 
     (tmp_path / "zero" / "global_step2" / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
     with pytest.raises(BadFile, match=r"is incomplete: ZeRO stage \d of 2 ranks, and there are 1 files"):
-        read_zero_folder(str(tmp_path / "zero"))
+        read_zero_folder(open_source_folder(str(tmp_path / "zero")))
 
 
 def _write(folder: Path, optimizer: Any, **model: Any) -> None:
@@ -85,13 +86,13 @@ def test_weights_are_cut_from_the_flat_vector_and_ties_are_kept(tmp_path: Path) 
 
 def test_the_newest_checkpoint_is_the_one_that_latest_names(tmp_path: Path) -> None:
     _write(tmp_path / "step2", _make_optimizer())
-    assert not is_zero_folder(str(tmp_path))
+    assert not is_zero_folder(open_source_folder(str(tmp_path)))
 
     (tmp_path / "latest").write_text("step2\n")
-    assert is_zero_folder(str(tmp_path))
+    assert is_zero_folder(open_source_folder(str(tmp_path)))
 
     (tmp_path / "latest").write_text("../../step2")
-    assert not is_zero_folder(str(tmp_path))
+    assert not is_zero_folder(open_source_folder(str(tmp_path)))
     shutil.rmtree(tmp_path / "step2")
 
 
@@ -109,11 +110,11 @@ def test_a_checkpoint_that_is_not_complete_is_refused(tmp_path: Path, changes: d
     _write(tmp_path / "zero", _make_optimizer(**changes))
 
     with pytest.raises(BadFile, match=reason):
-        read_zero_folder(str(tmp_path / "zero"))
+        read_zero_folder(open_source_folder(str(tmp_path / "zero")))
 
 
 def test_objects_that_are_no_part_of_deepspeed_are_refused(tmp_path: Path) -> None:
     _write(tmp_path / "zero", _make_optimizer(extra=slice(1, 2)))
 
     with pytest.raises(Untrusted, match=r"slice, which is no part of DeepSpeed"):
-        read_zero_folder(str(tmp_path / "zero"))
+        read_zero_folder(open_source_folder(str(tmp_path / "zero")))

@@ -15,6 +15,7 @@ import holdfast
 from holdfast.errors import BadFile
 from holdfast.formats.reading.byte_ranges import open_file
 from holdfast.formats.reading.safetensors_file import DTYPES, read_header, read_safetensors_file, read_weight_map
+from holdfast.repo.files import open_source_folder
 from tests.kit.checkpoints import assert_same, make_state, read_raw
 
 
@@ -112,7 +113,7 @@ def test_an_index_with_bad_names_is_refused(tmp_path: Path, index: Any, reason: 
     (tmp_path / "index.json").write_text(json.dumps(index))
 
     with pytest.raises(BadFile, match=reason):
-        read_weight_map(str(tmp_path / "index.json"))
+        read_weight_map(open_source_folder(str(tmp_path)), "index.json")
 
 
 def test_a_large_tensor_has_the_chunks_of_a_save_from_memory(tmp_path: Path) -> None:
