@@ -26,6 +26,8 @@ class UpkeepMethods(OpenStore):
     def check(self, *, read: bool = False, progress: ProgressChoice = None) -> list[Finding]:
         """Check the structure of the store, and with `read` every byte. It is healthy if all findings are notes."""
         repo, bar = self.repository, make_progress(progress)
+        if not repo.read_whether_made():
+            return []
         return list(Checker(repo.store, read=read, progress=bar, stages=repo.counters.stages).iter_findings())
 
     def plan_prune(self, prefix: str = "", **rules: Unpack[KeepRules]) -> PrunePlan:
@@ -61,6 +63,8 @@ class UpkeepMethods(OpenStore):
     def gc(self, rules: Rules | None = None, *, progress: ProgressChoice = None) -> Collected:
         """Delete what no snapshot needs. While other processes save, some of it may be left for the next call."""
         repo, bar = self.repository, make_progress(progress)
+        if not repo.read_whether_made():
+            return Collected()
         return collect(repo.store, rules, store_id=repo.identity.store_id, progress=bar)
 
     def serve(self, **choices: Unpack[ServeChoices]) -> StoreServer:

@@ -156,20 +156,26 @@ def declare_feature(store: ObjectStore, feature: str) -> Config:
 
 def verify_empty(store: ObjectStore) -> None:
     """Raise NotAStore if there are objects without a config: a damaged store, or other files."""
-    page = store.list("", limit=1)
-    if page and page[0].key.startswith(CONFIG):
-        page = store.list("", after=CONFIG + "~", limit=1)
+    other = read_first_other(store)
     # Read the config again: a process that is creating the store writes the config before anything else.
-    if page and read_config(store) is None:
+    if other and read_config(store) is None:
         raise NotAStore(
             describe_foreign(store.url)
-            or f"{store.url} is not empty and has no config, so it is no store: {page[0].key!r} is there."
+            or f"{store.url} is not empty and has no config, so it is no store: {other!r} is there."
             " Choose an empty directory; if this was a store, its config/ was lost: restore it from a copy"
         )
     # The path may be a file, which contains no objects either.
-    foreign = "" if page else describe_foreign(store.url)
+    foreign = "" if other else describe_foreign(store.url)
     if foreign:
         raise NotAStore(foreign)
+
+
+def read_first_other(store: ObjectStore) -> str:
+    """Return the first key that is not a config; empty if there is none."""
+    page = store.list("", limit=1)
+    if page and page[0].key.startswith(CONFIG):
+        page = store.list("", after=CONFIG + "~", limit=1)
+    return page[0].key if page else ""
 
 
 def read_config(store: ObjectStore) -> Config | None:

@@ -233,6 +233,10 @@ class Repository:
         self.identity.verify(config, url=self.store.url)
         return config
 
+    def read_whether_made(self) -> bool:
+        """Return False if there is no store yet: this handle has seen none, and nothing is there now."""
+        return bool(self.identity.store_id or self.store.list("", limit=1))
+
     def _create(self) -> Config:
         # Checked before the store is created, reported afterwards. A mount point without its filesystem looks the same.
         was_bare = isinstance(self.store, PlacedStore) and self.store.is_bare()

@@ -107,8 +107,14 @@ def _check_config(store: ObjectStore, roots: Roots, tally: Tally) -> Iterator[Fi
             yield Finding(
                 severity, "config-damaged", info.key, str(error), "restore this file from a copy of the store"
             )
-    # A torn config never counted. If the store has nothing else, its creation was interrupted: that is no error.
-    if num_torn == len(infos) and (not infos or any(not key.startswith(CONFIG) for key in _iter_first_keys(store))):
+    if num_torn < len(infos):
+        return
+    has_others = any(not key.startswith(CONFIG) for key in _iter_first_keys(store))
+    if has_others and list(iter_objects(store, CONFIG)) != infos:
+        # A writer creates the config before anything else: the store was made after the configs were listed.
+        yield from _check_config(store, roots, tally)
+    elif has_others or not infos:
+        # A torn config never counted. If the store has nothing else, its creation was interrupted: that is no error.
         yield Finding("error", "config-missing", CONFIG, "the store has no config", "restore config/ from a copy")
 
 

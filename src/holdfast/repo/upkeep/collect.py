@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from holdfast.errors import Corrupt, NewerFormat, NotFound
+from holdfast.errors import Corrupt, NewerFormat, NotAStore, NotFound
 from holdfast.objects.listing import iter_objects, list_together, read_first_link
 from holdfast.objects.protocol import ObjectInfo, ObjectStore, SkewedStore
 from holdfast.objects.together import delete_together
 from holdfast.progress import Progress, Silent
 from holdfast.repo.format.layout import BAD, INDEX, MANIFESTS, MARKS, PACKS, generation_key, lease_stem, parse_file_key
-from holdfast.repo.handle.config import read_config, read_unknown_prefix
+from holdfast.repo.handle.config import read_config, read_first_other, read_unknown_prefix
 from holdfast.repo.handle.index import drop_missing
 from holdfast.repo.handle.repository import StoreIdentity
 from holdfast.repo.names.generations import iter_records, iter_stems
@@ -99,6 +99,11 @@ def verify_may_collect(store: ObjectStore, *, store_id: str = "") -> None:
     config = read_config(store)
     if store_id:
         StoreIdentity(store_id).verify(config, url=store.url)
+    if config is None:
+        if not read_first_other(store):
+            raise NotAStore(f"{store.url} is not a store yet: the first save creates it; nothing was collected")
+        # A writer creates the config before anything else: perhaps the store was made since it was read.
+        config = read_config(store)
     if config is None:
         raise Corrupt(f"{store.url} has no config; nothing is collected", key="config/")
     config.verify_may("collect", url=store.url)
