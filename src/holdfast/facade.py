@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Unpack
 
 from holdfast.display.bars import make_progress
+from holdfast.files.keep import verify_other_store
 from holdfast.objects.url import open_chosen
 from holdfast.progress import ProgressChoice
 from holdfast.repo.write.writer import SaveResult
@@ -77,8 +78,10 @@ class Store(TreeMethods, FileMethods, SnapshotMethods, ModelMethods, UpkeepMetho
         self, name: str | Snapshot, to: Store | StrPath, *, overwrite: bool = False, progress: ProgressChoice = None
     ) -> SaveResult:
         """Copy a snapshot to another store, with its metadata and commit time; only chunks that are missing there."""
-        target = to if isinstance(to, Store) else make_store(os.fspath(to), self._budget_bytes, (), {}, "")
-        return self._views.copy(name, target.repository, overwrite=overwrite, progress=make_progress(progress))
+        if not isinstance(to, Store):
+            verify_other_store(self.repository, os.fspath(to))
+            to = make_store(os.fspath(to), self._budget_bytes, (), {}, "")
+        return self._views.copy(name, to.repository, overwrite=overwrite, progress=make_progress(progress))
 
 
 def make_store(url: str, budget_bytes: int, types: Sequence[type], options: dict[str, Any], store_id: str) -> Store:

@@ -170,6 +170,22 @@ WRITING: Final = [
 """Commands that write, to the store or beside it; they need no torch, and run in this order."""
 
 
+PLACING: Final = [
+    "get files PLACE",
+    "export run/1 PLACE",
+    "export run/1 PLACE --format hf --select model",
+    "export run/1 PLACE --format torch --force",
+    "export run/1 PLACE --format dcp",
+    "export run/1 out.safetensors --receipt PLACE",
+    "export run/1 out --format dcp --receipt PLACE --force",
+    "import model.safetensors in/1 --receipt PLACE",
+    "run report good bad PLACE",
+    "copy run/1 --to PLACE",
+    "mirror PLACE --yes",
+]
+"""Commands that write to a place that the user names, beside the store."""
+
+
 def make_files(folder: Path) -> None:
     """Write files of other libraries, to be imported."""
     save_file({"a": torch.ones(3)}, folder / "model.safetensors")

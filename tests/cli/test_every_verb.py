@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.frozen import list_cli_options
-from tests.cli.every_verb import IMPORTING, READING, STORELESS, WITH_TORCH, WRITING, make_files, make_store
-from tests.cli.runs import Cli, Ran
+from tests.cli.every_verb import IMPORTING, PLACING, READING, STORELESS, WITH_TORCH, WRITING, make_files, make_store
+from tests.cli.runs import Cli, Ran, digest_tree
 
 ALL = [*STORELESS, *READING, *WITH_TORCH, *IMPORTING, *WRITING]
 
@@ -109,6 +109,20 @@ def verify(command: str, ran: Ran) -> None:
         # A verb that goes on printing has a document on each line.
         for document in ran.out.splitlines() if command.startswith("follow ") else [ran.out]:
             json.loads(document)
+
+
+@pytest.mark.parametrize("place", ["packs/new", "new", "config", "config/00000000", "alias", "packs/../new"])
+def test_no_command_writes_to_a_place_inside_the_store(filled: Cli, place: str) -> None:
+    (filled.folder / "alias").symlink_to(filled.store / "manifests")
+    inside = str(filled.folder / "alias" if place == "alias" else filled.store / place)
+    before = digest_tree(filled.store)
+
+    for command in PLACING:
+        ran = filled.bare(*(inside if word == "PLACE" else word for word in shlex.split(command)))
+
+        assert ran.code == 2, (command, ran)
+        assert "is inside the store" in ran.err, (command, ran)
+        assert digest_tree(filled.store) == before, command
 
 
 @pytest.mark.parametrize("before", [[], ["--profile"]], ids=["plain", "--profile"])

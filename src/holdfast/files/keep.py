@@ -12,6 +12,7 @@ from holdfast.errors import BadName, Corrupt, NameInUse, NotFound
 from holdfast.files.cuts import read_cuts
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
+from holdfast.objects.url import find_path, verify_path
 from holdfast.progress import Progress
 from holdfast.repo.files import FILE, FileSource, Restored, is_below, plan_files, restore
 from holdfast.repo.format.chunk import cut
@@ -158,11 +159,20 @@ def restore_files(
     return restore(reader, os.fspath(folder), only=only, overwrite=overwrite, progress=progress)
 
 
-def verify_target(repo: Repository, folder: str | os.PathLike[str]) -> None:
-    """Raise BadName if a folder is inside the store."""
-    directory = _find_directory(repo.store)
-    if directory is not None and is_below(os.fspath(folder), directory):
-        raise BadName(f"{os.fspath(folder)} is inside the store {directory}; choose a directory outside of it")
+def verify_target(repo: Repository, place: str | os.PathLike[str]) -> None:
+    """Raise BadName if a place that the user wants to write to is a URL, or inside the store."""
+    path, directory = verify_path(os.fspath(place)), _find_directory(repo.store)
+    # The name itself, and what it leads to if it is a link: either may be in the store.
+    around = (path, os.path.dirname(os.path.abspath(path)))
+    if directory is not None and any(is_below(each, directory) for each in around):
+        raise BadName(f"{path} is inside the store {directory}; choose a place outside of it")
+
+
+def verify_other_store(repo: Repository, url: str) -> None:
+    """Raise BadName if another store would be inside this one; a URL of a bucket, or the same store, is allowed."""
+    path = find_path(url)
+    if path is not None and path != find_path(repo.store.url):
+        verify_target(repo, path)
 
 
 def _verify_files(reader: SnapshotReader) -> None:

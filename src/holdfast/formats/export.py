@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 from holdfast import __version__
 from holdfast.display.bars import make_progress
 from holdfast.errors import BadName, NameInUse
+from holdfast.files.keep import verify_target
 from holdfast.formats.receipt import Receipt, TensorDigest, write_receipt
 from holdfast.formats.writing.copying import TensorCopier
 from holdfast.formats.writing.dcp_folder import export_dcp
@@ -26,6 +27,7 @@ from holdfast.formats.writing.target import RECEIPT_NAME, RECEIPT_SUFFIX, Export
 from holdfast.formats.writing.torch_file import export_torch
 from holdfast.formats.writing.work import ExportWork, WrittenExport
 from holdfast.objects.local.files import Files, PosixFiles
+from holdfast.objects.url import verify_path
 from holdfast.progress import Progress, ProgressChoice, Silent
 from holdfast.repo.files import is_below
 from holdfast.repo.handle.repository import Repository
@@ -63,7 +65,7 @@ class ExportChoices(TypedDict, total=False):
     max_shard_size: int | str
     """The largest size of the files of "hf" and "dcp"; "5GB" by default."""
     replace: bool
-    """Replace a file, or a folder of an earlier export."""
+    """Replace a file, or a folder of an earlier export, unless files were added to that folder since."""
     receipt: str | os.PathLike[str] | None
     """Where the receipt is written; by default beside the file, or in the folder."""
     progress: ProgressChoice
@@ -109,7 +111,7 @@ def make_export_options(choices: ExportChoices) -> ExportOptions:
         dtype=choices.get("dtype"),
         max_shard_bytes=parse_shard_size(choices.get("max_shard_size", "5GB")),
         replace=choices.get("replace", False),
-        receipt_path=None if receipt is None else os.fspath(receipt),
+        receipt_path=None if receipt is None else verify_path(os.fspath(receipt)),
     )
 
 
@@ -142,12 +144,12 @@ def export(
     files: Files | None = None,
 ) -> ExportResult:
     """Write a snapshot to files of another library, which appear whole or not at all, and return the receipt."""
+    verify_target(repo, destination)
     path, progress = os.path.abspath(destination), progress or Silent()
-    _verify_outside(repo, path)
     is_folder = options.format in _FOLDERS
     receipt_path = options.receipt_path or (os.path.join(path, RECEIPT_NAME) if is_folder else path + RECEIPT_SUFFIX)
     if not is_folder or options.receipt_path:
-        _verify_receipt_path(receipt_path, replace=options.replace)
+        _verify_receipt_path(repo, receipt_path, path, replace=options.replace)
     with Opened(open_snapshot(repo, snapshot)) as opened:
         tree = select_tree(opened, options.select, options.exclude)
         plan = plan_tensors(opened, tree)
@@ -189,12 +191,10 @@ def _make_receipt(snapshot: CommittedSnapshot, place: str, format: str, written:
     )
 
 
-def _verify_outside(repo: Repository, path: str) -> None:
-    if os.path.isdir(repo.store.url) and is_below(path, repo.store.url):
-        raise BadName(f"{path} is inside the store {repo.store.url}; choose a destination outside of it")
-
-
-def _verify_receipt_path(path: str, *, replace: bool) -> None:
+def _verify_receipt_path(repo: Repository, path: str, destination: str, *, replace: bool) -> None:
+    verify_target(repo, path)
+    if is_below(path, destination):
+        raise BadName(f"{path} is the export itself, or inside it; choose another place for the receipt (receipt=)")
     if os.path.lexists(path) and not replace:
         raise NameInUse(
             f"the receipt {path} exists already; choose another destination, or replace it (--force, replace=True)",

@@ -12,6 +12,7 @@ from holdfast.mirror.recorded import MirrorScope
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.storage_options import StorageOptions
 from holdfast.objects.url import find_path, open_store
+from holdfast.repo.files import is_below
 from holdfast.repo.handle.repository import Repository, open_repository
 
 
@@ -51,6 +52,9 @@ def make_setting(
     opened = setting.open_objects()
     if opened.url == store_url or (path is not None and path == find_path(store_url)):
         raise BadName(f"{text} is the store itself; a mirror is another store")
+    directory = find_path(store_url)
+    if path is not None and directory is not None and is_below(path, directory):
+        raise BadName(f"{path} is inside the store {directory}; a mirror is another store, outside of it")
     if isinstance(wait, float) and not wait >= 0:
         raise ValueError(f"mirror_wait= is True, False or a number of seconds, not {wait!r}")
     return replace(setting, url=opened.url)

@@ -35,6 +35,17 @@ def store(folder: Path) -> holdfast.Store:
     return holdfast.open(folder / "store")
 
 
+@pytest.mark.parametrize("place", ["packs/x", "new", "packs"])
+def test_another_store_inside_the_store_is_refused(store: holdfast.Store, place: str) -> None:
+    store.save("a", {"x": 1})
+
+    for url in (os.path.join(store.url, place), f"file://{os.path.abspath(store.url)}/{place}"):
+        with pytest.raises(BadName, match="is inside the store"):
+            store.copy("a", url)
+        with pytest.raises(BadName, match="is inside the store"):
+            store.save("b", {"x": 1}, mirror=url)
+
+
 def test_a_directory_comes_back(store: holdfast.Store, folder: Path) -> None:
     result = store.put("v1", "data", metadata={"source": "web"})
     restored = store.get("v1", folder / "out")

@@ -277,3 +277,48 @@ def test_memory_stays_within_the_budget(store: holdfast.Store, tmp_path: Path, f
     found = subprocess.run(command, check=True, capture_output=True, text=True)
 
     assert int(found.stdout) < 96, "MiB; a whole tensor takes 192"
+
+
+@pytest.mark.parametrize("format", ["hf", "dcp"])
+def test_what_was_added_to_an_older_export_is_named_and_kept(
+    store: holdfast.Store, tmp_path: Path, format: str
+) -> None:
+    store.save("a", {**make_state(), "config.json": "{}"})
+    for _ in range(2):  # the files of an export are no additions to it
+        store.export("a", tmp_path / "out", format=format, exclude=["optimizer*"], max_shard_size="9KB", replace=True)
+    before = _list(tmp_path / "out")
+    (tmp_path / "out" / "logs").mkdir()
+    (tmp_path / "out" / "logs" / "run.txt").write_text("days of work")
+    (tmp_path / "out" / "tokenizer.json").write_text("{}")
+
+    with pytest.raises(NameInUse, match=r"added since.*: logs/run\.txt, tokenizer\.json; move"):
+        store.export("a", tmp_path / "out", format=format, exclude=["optimizer*"], replace=True)
+
+    assert _list(tmp_path / "out") == sorted([*before, "logs", "tokenizer.json"])
+    assert _list(tmp_path) == ["out", "store"]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("place", ["packs/r.json", "new.json", "config/r.json", "alias.json"])
+def test_a_receipt_in_the_store_is_refused(store: holdfast.Store, tmp_path: Path, format: str, place: str) -> None:
+    store.save("a", make_state())
+    (tmp_path / "store" / "alias.json").symlink_to(tmp_path / "r.json")
+
+    with pytest.raises(BadName, match="is inside the store"):
+        store.export("a", tmp_path / "out", format=format, select="model", receipt=tmp_path / "store" / place)
+
+    assert _list(tmp_path) == ["store"]
+    assert not (tmp_path / "store" / place).exists()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("place", ["out", "out/r.json", "out/model.safetensors", "out/.metadata"])
+def test_a_receipt_never_replaces_what_it_is_about(
+    store: holdfast.Store, tmp_path: Path, format: str, place: str
+) -> None:
+    store.save("a", make_state())
+
+    with pytest.raises(BadName, match="choose another place for the receipt"):
+        store.export("a", tmp_path / "out", format=format, select="model", receipt=tmp_path / place, replace=True)
+
+    assert _list(tmp_path) == ["store"]

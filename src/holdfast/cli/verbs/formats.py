@@ -20,6 +20,7 @@ from holdfast.cli.verb import (
 )
 from holdfast.digest import short_hex
 from holdfast.errors import BadName
+from holdfast.files.keep import verify_target
 from holdfast.json_text import Json
 from holdfast.repo.format.layout import verify_user_name
 from holdfast.texts import list_some
@@ -105,6 +106,8 @@ def run_import(options: Namespace, url: str, output: Output) -> int:
     choices = _make_options(options)
     _announce(options, output)
     repo = open_to_write(url, output, compression=parse_compression(options.compression), delta=options.delta)
+    if options.receipt:
+        verify_target(repo, options.receipt)
     done = import_checkpoint(repo, options.source, options.name, choices, types=Types(()), progress=output.progress())
     if options.receipt:
         write_receipt(options.receipt, done.receipt)

@@ -14,6 +14,8 @@ from holdfast.cli.output import Output, count, format_time
 from holdfast.cli.verb import add_json, add_verb, document
 from holdfast.cli.verbs.run_tensor import declare_events, declare_tensor, format_measure
 from holdfast.errors import BadName
+from holdfast.files.keep import verify_target
+from holdfast.objects.url import verify_path
 from holdfast.progress import Silent
 from holdfast.repo.format.layout import natural_order
 from holdfast.repo.handle.repository import Repository
@@ -172,10 +174,12 @@ def _run_report(options: Namespace, url: str, output: Output) -> int:
     from holdfast.capture.report.html import write_html
     from holdfast.capture.report.report import ReportLimits, make_report
 
-    folder = os.path.dirname(os.path.abspath(options.file))
+    folder = os.path.dirname(os.path.abspath(verify_path(options.file)))
     if not os.path.isdir(folder):
         raise BadName(f"{options.file} cannot be written: there is no directory {folder}; create it first")
-    a, b, diff = _compare(options, open_to_read(url, output), output)
+    repo = open_to_read(url, output)
+    verify_target(repo, options.file)
+    a, b, diff = _compare(options, repo, output)
     limits = ReportLimits(rows=max(1, options.rows))
     report = make_report(
         a, b, diff, tolerance=_describe_tolerance(options), limits=limits, dims=_parse_dims(options.dim)

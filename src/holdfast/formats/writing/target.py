@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import stat
 from contextlib import suppress
@@ -12,12 +13,14 @@ from typing import Final
 
 from typing_extensions import Self
 
-from holdfast.errors import BadName, NameInUse, StoreFull
+from holdfast.errors import BadFile, BadName, NameInUse, StoreFull
+from holdfast.formats.receipt import read_receipt
 from holdfast.objects.blocks import LentBlock
 from holdfast.objects.local.block_io import BlockWriter
 from holdfast.objects.local.files import Files
 from holdfast.objects.local.local_store import can_bypass_cache
 from holdfast.objects.local.naming import UNSUPPORTED
+from holdfast.texts import list_some
 
 RECEIPT_NAME: Final = "holdfast-receipt.json"
 """The name of the receipt in a folder that was exported."""
@@ -25,6 +28,11 @@ RECEIPT_SUFFIX: Final = ".receipt.json"
 """What the receipt of a single file has after the name of the file."""
 _TEMP: Final = ".holdfast-export-"
 _OLD: Final = ".holdfast-replaced-"
+_UNLISTED: Final = re.compile(
+    rf"{re.escape(RECEIPT_NAME)}|\.metadata|__[0-9]+_[0-9]+\.distcp|model\.safetensors\.index\.json"
+)
+"""Names of files that an export writes although its receipt may not list them."""
+_MAX_NAMED: Final = 10
 
 
 class ExportFile:
@@ -96,7 +104,10 @@ class ExportTarget:
     """
 
     def __init__(self, files: Files, path: str, *, is_folder: bool, replace: bool) -> None:
-        """Write to `path`, which must not exist; with `replace`, it may be a file, or a folder of an older export."""
+        """Write to `path`, which must not exist; with `replace`, it may be a file, or a folder of an older export.
+
+        Such a folder is not replaced if it contains files that the older export has not written.
+        """
         self._files = files
         self._path = os.path.abspath(path)
         self._parent, self._name = os.path.split(self._path)
@@ -176,6 +187,7 @@ class ExportTarget:
         old = self._beside(_OLD)
         self._files.rename(self._path, old)
         try:
+            self._verify_nothing_added(old)
             self._files.rename(self._temp, self._path)
         except BaseException:
             self._files.rename(old, self._path)
@@ -213,6 +225,17 @@ class ExportTarget:
                 " choose another path",
                 name=self._path,
             )
+        if self._is_folder:
+            self._verify_nothing_added(self._path)
+
+    def _verify_nothing_added(self, folder: str) -> None:
+        added = _list_added(folder)
+        if added:
+            raise NameInUse(
+                f"{self._path} contains files that were added since it was exported, so it is not replaced:"
+                f" {list_some(added, _MAX_NAMED)}; move them elsewhere, or choose another path",
+                name=self._path,
+            )
 
     def _in_use(self) -> NameInUse:
         return NameInUse(
@@ -228,6 +251,24 @@ def _list_parents(name: str) -> list[str]:
 def _is_export(folder: str) -> bool:
     names = os.listdir(folder)
     return not names or RECEIPT_NAME in names
+
+
+def _list_added(folder: str) -> list[str]:
+    """Return the files of an exported folder that neither its receipt nor its format accounts for."""
+    try:
+        receipt = read_receipt(os.path.join(folder, RECEIPT_NAME))
+        written = {tensor.file for tensor in receipt.tensors} | {file.path for file in receipt.files}
+    except (OSError, BadFile):
+        written = set()
+    found = []
+    for top, folders, names in os.walk(folder, onerror=_raise):
+        links = [name for name in folders if os.path.islink(os.path.join(top, name))]
+        found += [os.path.relpath(os.path.join(top, name), folder) for name in (*names, *links)]
+    return sorted(name for name in found if name not in written and not _UNLISTED.fullmatch(name))
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _lock(path: str) -> int | None:

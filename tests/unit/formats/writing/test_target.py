@@ -152,6 +152,19 @@ def test_a_folder_that_no_export_wrote_is_never_replaced(tmp_path: Path) -> None
     assert _list(tmp_path) == ["out", "out/thesis.txt"]
 
 
+def test_a_file_that_is_added_while_an_older_export_is_replaced_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / RECEIPT_NAME).write_text("{}")
+
+    with _open(tmp_path / "out", is_folder=True, replace=True) as target:
+        _write(target, name="new")
+        (tmp_path / "out" / "tokenizer.json").symlink_to("elsewhere")
+        with pytest.raises(NameInUse, match=r"tokenizer\.json"):
+            target.commit()
+
+    assert _list(tmp_path) == ["out", f"out/{RECEIPT_NAME}", "out/tokenizer.json"]
+
+
 def test_a_link_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("kept")
     (tmp_path / "out").symlink_to("elsewhere")

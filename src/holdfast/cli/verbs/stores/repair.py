@@ -12,6 +12,7 @@ from holdfast.cli.verb import add_json, add_yes, document
 from holdfast.compile_cache.artifacts.catalog import ARTIFACTS
 from holdfast.compile_cache.artifacts.storing import copy_artifact
 from holdfast.errors import NotFound
+from holdfast.files.keep import verify_other_store
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import open_store
@@ -85,6 +86,7 @@ def declare_copy(parser: ArgumentParser) -> None:
 def run_copy(options: Namespace, url: str, output: Output) -> int:
     """Copy snapshots to another store; only missing chunks are copied."""
     source = open_to_read(url, output)
+    verify_other_store(source, options.to)
     target = open_repository(open_store(options.to), create=not options.no_create, stages=output.stages)
     damaged = 0
     copied: list[Json] = []
