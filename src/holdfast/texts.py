@@ -1,4 +1,4 @@
-"""Texts that people read and write: some names of many, lists of lines, texts cut short, sizes, times, durations."""
+"""Texts that people read and write: names, lists, sizes, times, durations, and URLs without the secrets in them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,16 @@ from holdfast.errors import BadName
 _DURATION: Final = re.compile(
     r"(?:([0-9]{1,12})w)?(?:([0-9]{1,12})d)?(?:([0-9]{1,12})h)?(?:([0-9]{1,12})m)?(?:([0-9]{1,12})s)?"
 )
+_URL: Final = re.compile(r"([^/\s]*:/+)(.*)", re.DOTALL)
+_PARAMETERS: Final = re.compile(r"[?#&;=:]|%(?:2[36]|3[abdf])", re.IGNORECASE)
+"""Where a password, a query or a fragment can begin, also in the escaped form."""
+_URL_IN_TEXT: Final = re.compile(r"(?<![A-Za-z0-9+.:-])[A-Za-z][A-Za-z0-9+.:-]*:/[^\s'\"]*[^\s'\".,;:)]")
+_HARMLESS: Final = re.compile(
+    r"https?://[A-Za-z0-9.\[\]-]*(?::[0-9]+)?(?:[/#][^@?&;%]*)?"
+    r"|file://[^@?&;%]*"
+    r"|(?:s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9!_.*'()=@+,/-]*)?"
+)
+"""A page, perhaps with a fragment, a file, or a store that can be opened: neither user, password nor query."""
 _BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _UNITS_S: Final = (7 * 86400, 86400, 3600, 60, 1)
 
@@ -32,6 +42,24 @@ def list_lines(lines: Sequence[str], limit: int) -> str:
 def shorten(text: str, limit: int) -> str:
     """Return a text of at most `limit` characters; a longer one ends in `...`."""
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def mask_url(url: str) -> str:
+    """Return a URL without what can be a secret: user, password, query and fragment; any other text as it is."""
+    found = _URL.match(url)
+    if not found:
+        return url
+    # A password may contain any character, so it ends at the last @ only.
+    rest = found[2]
+    at = max(rest.rfind("@") + len("@"), rest.rfind("%40") + len("%40") if "%40" in rest else 0)
+    user, place = "***@" if at else "", rest[at:]
+    end = _PARAMETERS.search(place)
+    return found[1] + user + (place if end is None else f"{place[: end.start()]}{end[0]}***")
+
+
+def mask_urls(text: str) -> str:
+    """Return a text in which `mask_url` was applied to each URL that can have a secret."""
+    return _URL_IN_TEXT.sub(lambda url: url[0] if _HARMLESS.fullmatch(url[0]) else mask_url(url[0]), text)
 
 
 def format_bytes(size_bytes: int) -> str:

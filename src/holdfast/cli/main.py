@@ -17,6 +17,7 @@ from holdfast.errors import BadExpression, BadName, Corrupt, HoldfastError, NotA
 from holdfast.objects.disk_cache import DiskCache
 from holdfast.objects.url import holds_config, locate_store_root, verify_path
 from holdfast.repo.format.layout import MANIFESTS
+from holdfast.texts import mask_url
 
 ERROR: Final = 2
 INTERRUPTED: Final = 130
@@ -73,7 +74,8 @@ def _choose_url(options: Namespace) -> str:
         return _choose_init_path(options)
     if options.verb == "doctor" and options.place is not None:
         if options.store is not None:
-            raise BadName(f"doctor: both {options.store!r} (-s) and {options.place!r} are given; give only one")
+            given = f"{mask_url(options.store)!r} (-s) and {mask_url(options.place)!r}"
+            raise BadName(f"doctor: both {given} are given; give only one")
         return _verify_not_memory(options.place)
     needs_store: Callable[[Namespace], bool] | None = vars(options).get("needs_store")
     return "" if needs_store and not needs_store(options) else _choose_store(options)
@@ -126,7 +128,9 @@ def _hint_misplaced_store(options: Namespace) -> str:
 def _choose_init_path(options: Namespace) -> str:
     """Return where to create a store; unlike other verbs, `init` never searches above the current directory."""
     if options.path is not None and options.store is not None:
-        raise BadName(f"init: both {options.store!r} (-s) and {options.path!r} are given; give only one")
+        raise BadName(
+            f"init: both {mask_url(options.store)!r} (-s) and {mask_url(options.path)!r} are given; give only one"
+        )
     given = options.path if options.path is not None else options.store
     url = given if given is not None else os.environ.get("HOLDFAST_STORE", "") or os.getcwd()
     return _verify_not_memory(url)
@@ -134,7 +138,7 @@ def _choose_init_path(options: Namespace) -> str:
 
 def _verify_not_memory(url: str) -> str:
     if url.startswith("memory:"):
-        raise BadName(f"{url} exists only in the process that opened it; the command line needs a path")
+        raise BadName(f"{mask_url(url)} exists only in the process that opened it; the command line needs a path")
     return os.path.expanduser(url)
 
 

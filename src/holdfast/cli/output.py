@@ -17,6 +17,7 @@ from holdfast.repo.stages import Stages
 from holdfast.texts import count as count  # noqa: PLC0414 - the verbs import it from here
 from holdfast.texts import format_bytes as format_bytes  # noqa: PLC0414 - the verbs import it from here
 from holdfast.texts import format_utc as format_utc  # noqa: PLC0414 - the verbs import it from here
+from holdfast.texts import mask_urls
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -93,8 +94,8 @@ class Output:
         print(self._paint(clean(text), style))
 
     def note(self, text: str) -> None:
-        """Print a message to standard error."""
-        print(f"holdfast: {clean(text)}", file=sys.stderr)
+        """Print a message to standard error, without secrets in URLs."""
+        print(f"holdfast: {mask_urls(clean(text))}", file=sys.stderr)
 
     def point(self, text: str, position: int) -> None:
         """Print a text to standard error, with a caret below the character at `position`."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 from holdfast.errors import BadName
 from holdfast.json_text import Json
+from holdfast.texts import mask_urls
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -43,7 +44,7 @@ class Parser(ArgumentParser):
         elif mistyped := _MISTYPED.match(message):
             close = get_close_matches(mistyped[1], list(_iter_options(self)), n=1)
             message += f" (did you mean {close[0]!r}?)" if close else ""
-        super().error(message)
+        super().error(mask_urls(message))
 
 
 def _iter_options(parser: ArgumentParser) -> Iterator[str]:

@@ -20,6 +20,7 @@ from holdfast.formats.reading.placeholders import Placeholders, StoredStorage, T
 from holdfast.formats.receipt import CarriedFile, LeftOut, Receipt, ReceiptTensor
 from holdfast.formats.stream_digest import WaitingRoom
 from holdfast.json_text import Json
+from holdfast.objects.url import verify_path
 from holdfast.progress import Progress
 from holdfast.repo.files import is_below
 from holdfast.repo.format.entry import Entry
@@ -120,6 +121,7 @@ def plan_import(path: str, options: ImportOptions) -> FoundCheckpoint:
 
 def open_source(path: str, *, format: str | None, unpickle: bool, follow_links: bool) -> FoundCheckpoint:
     """Open a checkpoint; with `unpickle`, load it as a file of torch.save, which can run any code."""
+    verify_path(path)
     if unpickle:
         return FoundCheckpoint("torch", load_trusted_file(path), Placeholders())
     return open_checkpoint(path, format, follow_links=follow_links)

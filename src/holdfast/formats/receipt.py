@@ -16,6 +16,7 @@ from holdfast.digest import Digest, hash_kind, parse_digest, short_hex
 from holdfast.errors import BadFile, Corrupt
 from holdfast.json_text import Json, canonical_json, parse_json
 from holdfast.objects.local.naming import new_temp_name
+from holdfast.objects.url import verify_path
 
 ReceiptKind = Literal["import", "export"]
 ReceiptSide = Literal["source", "result"]
@@ -171,6 +172,7 @@ def write_receipt(path: str, receipt: Receipt) -> None:
 
 def read_receipt(path: str) -> Receipt:
     """Read a receipt from a file; raises BadFile if it is malformed, too large, or was changed."""
+    verify_path(path)
     # Non-blocking: opening a pipe must not wait for its writer.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         status = os.fstat(file.fileno())

@@ -21,6 +21,7 @@ from holdfast.formats.writing.copying import TensorCopier
 from holdfast.formats.writing.plan import ROOT_NAME, SelectedTree, TensorPlan, plan_tensors
 from holdfast.formats.writing.snapshot_tensor import SnapshotTensor
 from holdfast.formats.writing.target import RECEIPT_NAME, RECEIPT_SUFFIX
+from holdfast.objects.url import verify_path
 from holdfast.progress import Progress, Silent
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
@@ -33,6 +34,7 @@ _TENSORS_AT_ONCE: Final = 256
 
 def read_export_receipt(path: str) -> Receipt:
     """Return the receipt beside an exported file, or in an exported folder; raises NotFound if there is none."""
+    verify_path(path)
     found = os.path.join(path, RECEIPT_NAME) if os.path.isdir(path) else path + RECEIPT_SUFFIX
     if not os.path.exists(path):
         raise NotFound(f"{path} does not exist", name=path)

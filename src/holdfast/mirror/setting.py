@@ -14,6 +14,7 @@ from holdfast.objects.storage_options import StorageOptions
 from holdfast.objects.url import find_path, open_store
 from holdfast.repo.files import is_below
 from holdfast.repo.handle.repository import Repository, open_repository
+from holdfast.texts import mask_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def make_setting(
     """Check what a user passed as `mirror=`; raises BadName for a URL that is refused, or that is the store itself."""
     text = os.fspath(url)
     if text.startswith("memory:"):
-        raise BadName(f"{text} exists only while it is open; a mirror is a path or the URL of a bucket")
+        raise BadName(f"{mask_url(text)} exists only while it is open; a mirror is a path or the URL of a bucket")
     path = find_path(text)
     setting = MirrorSetting(text if path is None else path, wait, StorageOptions(options))
     opened = setting.open_objects()

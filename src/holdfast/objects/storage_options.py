@@ -98,5 +98,5 @@ class StorageOptions(Mapping[str, Any]):
 
 
 def _is_plain(name: str, value: object) -> bool:
-    # An address may have a user and a password in it.
-    return _PREFIX.sub("", name.lower()) in _PLAIN and "@" not in str(value)
+    # An address may have a user and a password in it, or a signature.
+    return _PREFIX.sub("", name.lower()) in _PLAIN and not any(mark in str(value) for mark in "@?")

@@ -14,6 +14,7 @@ from holdfast.objects.local.files import PosixFiles
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.protocol import ObjectStore
+from holdfast.texts import mask_url
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:/|[^/]*://")
@@ -41,7 +42,8 @@ def is_url(text: str) -> bool:
 def verify_path(text: str) -> str:
     """Return a local path; raises BadName for a URL, which would create a directory named like its scheme."""
     if is_url(text):
-        raise BadName(f"{text} is a URL and not a local path; a directory of that name is ./{text}")
+        shown = mask_url(text)
+        raise BadName(f"{shown} is a URL and not a local path; a directory of that name is ./{shown}")
     return text
 
 
@@ -64,21 +66,22 @@ def open_store(
     settings of obstore. `memory://` is a new, empty, private store. Any other text that looks like a URL is refused.
     With `single_writer`, a filesystem or server that cannot create exclusively is accepted.
     """
+    shown = mask_url(url)
     if not url or "\0" in url:
-        raise BadName(f"{url[:80]!r} is not a path of a store; give a path, as in ./ckpts")
+        raise BadName(f"{shown[:80]!r} is not a path of a store; give a path, as in ./ckpts")
     found = _SCHEME.match(url)
     scheme = found[1].lower() if found else ""
     rest = url[found.end() :] if found else url
     if not found and is_url(url):
-        raise BadName(f"{url}: a URL begins with a scheme and two slashes; a directory of that name is ./{url}")
+        raise BadName(f"{shown}: a URL begins with a scheme and two slashes; a directory of that name is ./{shown}")
     if storage_options and scheme not in _CLOUD:
-        raise BadName(f"storage_options are for s3://, gs:// and az://, and not for {url}; leave them out")
+        raise BadName(f"storage_options are for s3://, gs:// and az://, and not for {shown}; leave them out")
     if scheme == "memory":
         return MemoryStore(clock=_SystemClock(), read_only=read_only)
     if scheme in _CLOUD:
         return _open_cloud(url, storage_options, read_only=read_only, single_writer=single_writer)
     if scheme not in ("", "file"):
-        raise BadName(f"{url}: the scheme {scheme!r} is not supported; use a path, s3://, gs://, az:// or memory://")
+        raise BadName(f"{shown}: the scheme {scheme!r} is not supported; use a path, s3://, gs://, az:// or memory://")
     path = _decode_file_url(url, rest) if scheme else rest
     return LocalStore(path, read_only=read_only, single_writer=single_writer)
 
@@ -87,7 +90,7 @@ def find_path(url: str) -> str | None:
     """Return the absolute path of a path or a file URL; None for any other URL."""
     found = _SCHEME.match(url)
     if found is None:
-        return os.path.abspath(url)
+        return None if is_url(url) else os.path.abspath(url)
     return os.path.abspath(_decode_file_url(url, url[found.end() :])) if found[1].lower() == "file" else None
 
 
@@ -106,10 +109,10 @@ def _decode_file_url(url: str, rest: str) -> str:
     """Return the path of a file URL; only this host's files can be opened."""
     host, slash, path = rest.partition("/")
     if host not in ("", "localhost") or not slash:
-        raise BadName(f"{url}: a file URL has three slashes and an absolute path, as in file:///data/ckpts")
+        raise BadName(f"{mask_url(url)}: a file URL has three slashes and an absolute path, as in file:///data/ckpts")
     decoded = os.fsdecode(_ESCAPE.sub(lambda escape: bytes([int(escape[1], 16)]), os.fsencode("/" + path)))
     if "\0" in decoded:
-        raise BadName(f"{url} contains an escaped zero byte, which no path can have")
+        raise BadName(f"{mask_url(url)} contains an escaped zero byte, which no path can have")
     return decoded
 
 

@@ -127,6 +127,7 @@ def plan_files(paths: Sequence[str], *, outside: str | None = None, follow_links
     for path in paths:
         if not path:
             raise BadName("an empty path names no file")
+        verify_path(path)
         if outside is not None:
             _verify_outside(path, outside)
         for source in _iter_path(path, outside, follow_links=follow_links):

@@ -10,6 +10,7 @@ from typing_extensions import Unpack
 
 from holdfast.display.bars import make_progress
 from holdfast.files.keep import GetChoices, KeepOptions, Paths, PutChoices, keep_files, plan_sources, restore_files
+from holdfast.objects.url import verify_path
 from holdfast.progress import ProgressChoice
 from holdfast.repo.files import Restored
 from holdfast.repo.format.layout import verify_user_name
@@ -110,5 +111,6 @@ class FileMethods(OpenStore):
         from holdfast.formats.background import ExportRunner
 
         self._exporter = self._exporter or ExportRunner()
-        snapshot, path = self._open_snapshot(name), os.path.abspath(destination)
+        path = os.path.abspath(verify_path(os.fspath(destination)))
+        snapshot = self._open_snapshot(name)
         return self._exporter.export(snapshot.repository, snapshot.record, path, choices)

@@ -122,10 +122,11 @@ def make_client(
         client: Client = _KINDS[place.scheme](
             place.bucket, prefix=place.prefix or None, client_options=client_options, retry_config=retry, **own
         )
+        return client
     except (exceptions.BaseError, TypeError, ValueError) as error:
-        # Not chained: a text of obstore may quote a secret.
-        raise BadName(f"storage_options of {place} are refused: {_explain(error, options)}") from None
-    return client
+        why = _explain(error, options)
+    # Raised here, so that the error of obstore is not its context: that may quote a secret.
+    raise BadName(f"storage_options of {place} are refused: {why}")
 
 
 def _explain(error: Exception, options: StorageOptions) -> str:

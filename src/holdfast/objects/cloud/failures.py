@@ -10,6 +10,7 @@ from typing import Final, Literal
 from obstore import exceptions
 
 from holdfast.errors import Fate, NotFound, ObjectExists, StoreError, StoreFull
+from holdfast.texts import mask_urls
 
 CloudAction = Literal["create", "read", "list", "delete"]
 FailureCause = Literal[
@@ -202,7 +203,7 @@ def _count_tries(text: str) -> int:
 
 
 def _shorten(text: str) -> str:
-    """Return the status and code of the answer, or the first line of obstore without query strings.
+    """Return the status and code of the answer, or the first line of obstore without passwords and query strings.
 
     A query string may have a signature in it, and what obstore adds for its own developers may, too.
     """
@@ -210,6 +211,6 @@ def _shorten(text: str) -> str:
     if status:
         return f"HTTP {status[1]} {code}".rstrip()
     first = text.partition("\n\nDebug source")[0].split("<?xml")[0]
-    plain = re.sub(r"\?[^\s]*", "", " ".join(first.split()))[:300].rstrip(" :")
+    plain = re.sub(r"\?[^\s]*", "", mask_urls(" ".join(first.split())))[:300].rstrip(" :")
     # A name in a listing may contain anything, also what commands a terminal.
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in plain)

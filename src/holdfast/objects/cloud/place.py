@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, cast
 
 from holdfast.errors import BadName
+from holdfast.texts import mask_url
 
 CloudScheme = Literal["s3", "gs", "az"]
 
@@ -35,18 +36,18 @@ class CloudPlace:
 
 def parse_place(url: str) -> CloudPlace:
     """Parse `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`; raises BadName."""
-    found = _URL.match(url)
+    found, shown = _URL.match(url), mask_url(url)[:200]
     if not found:
-        raise BadName(f"{url[:200]!r} is not the URL of an object store; one looks like s3://bucket/prefix")
+        raise BadName(f"{shown!r} is not the URL of an object store; one looks like s3://bucket/prefix")
     if not _BUCKET.match(found[2]):
         raise BadName(
-            f"{url[:200]!r} names no bucket that can exist: after '://' comes the name of the bucket, 3 to 222 letters,"
+            f"{shown!r} names no bucket that can exist: after '://' comes the name of the bucket, 3 to 222 letters,"
             " digits, dots, hyphens or underscores"
         )
     prefix = (found[3] or "").strip("/")
     if prefix and not _is_prefix(prefix):
         raise BadName(
-            f"the prefix of {url[:200]!r} is refused: components of letters, digits and ! _ . * ' ( ) = @ + , - joined"
+            f"the prefix of {shown!r} is refused: components of letters, digits and ! _ . * ' ( ) = @ + , - joined"
             f" by single slashes, none of them '.' or '..', at most {_MAX_PREFIX_BYTES} bytes together"
         )
     return CloudPlace(cast("CloudScheme", found[1].lower()), found[2], prefix)

@@ -11,6 +11,7 @@ from typing import Final
 
 from holdfast.digest import DIGEST_BYTES, Digest, hash_bytes
 from holdfast.errors import BadName, Corrupt
+from holdfast.texts import mask_url
 
 CONFIG: Final = "config/"
 PACKS: Final = "packs/"
@@ -86,7 +87,7 @@ def verify_name(name: str, *, what: str = "snapshot") -> str:
     """Return `name` in NFC; raises BadName, which states the rule that it breaks."""
     why = _name_fault(name)
     if why:
-        raise BadName(f"{what} name {name[:80]!r} is refused: {why}")
+        raise BadName(f"{what} name {mask_url(name)[:80]!r} is refused: {why}")
     return unicodedata.normalize("NFC", name)
 
 
