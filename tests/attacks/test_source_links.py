@@ -16,6 +16,7 @@ import holdfast
 from attacks.source_links import FOLDERS, OUTSIDE, SECRET, build, build_hub_cache, iter_places, lead_outside
 from holdfast.cli.main import main
 from holdfast.errors import BadFile, BadName, HoldfastError
+from holdfast.objects.memory import MemoryStore
 from holdfast.repo.read.reader import open_snapshot
 from tests.attacks.test_link_races import Swap, watch_calls
 from tests.cli.runs import digest_tree
@@ -208,7 +209,7 @@ def _iter_swaps(kind: str, verb: str, place: str, tmp_path: Path, patch: pytest.
         path.write_bytes(SECRET)
     folder = build(kind, tmp_path / "given")
     for moment in count():
-        store = holdfast.open(tmp_path / f"store-{moment}")
+        store = holdfast.Store(MemoryStore())  # whose system calls are not counted
         swap = Swap(folder / place, outside / place, tmp_path / "aside", at=moment)
         with patch.context() as patched:
             watch_calls(patched, swap)

@@ -17,7 +17,6 @@ from holdfast.errors import Corrupt, HoldfastError, StoreError
 from holdfast.facade import Store
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore
-from holdfast.repo.upkeep.prune import PrunePlan
 from tests.cli.every_verb import IMPORTING, READING, WITH_TORCH, WRITING, make_files
 from tests.faults.hooked_store import HookedStore
 from tests.kit.scripted_files import Scripted
@@ -29,7 +28,7 @@ METHODS: Final[dict[str, Callable[[Store, Path], Any]]] = {
     "__iter__": lambda store, folder: list(store),
     "__len__": lambda store, folder: len(store),
     "_repr_html_": lambda store, folder: store._repr_html_(),
-    "apply_prune": lambda store, folder: store.apply_prune(PrunePlan((), ())),
+    "apply_prune": lambda store, folder: store.apply_prune(store.plan_prune(keep_last=1)),
     "best": lambda store, folder: store.best("", "loss"),
     "bisect": lambda store, folder: store.bisect("", lambda snapshot: True),
     "check": lambda store, folder: store.check(),

@@ -35,7 +35,7 @@ def read_content_folder(folder: SourceFolder) -> FoundCheckpoint:
         tensor = tensor.conj() if flags.get("conj") else tensor
         tensors[name] = torch._neg_view(tensor) if flags.get("neg") else tensor
     if not tensors:
-        raise BadFile(f"{folder.path} is a content store without tensors", path=folder)
+        raise BadFile(f"{folder.path} is a content store without tensors", path=folder.path)
     return FoundCheckpoint("content-store", tensors, placeholders)
 
 
