@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from typing_extensions import Self
 
+from holdfast.at_exit import before_exit
 from holdfast.distributed.checkpoint.checkpoint import World, find_world
 from holdfast.distributed.checkpoint.choices import Together
 from holdfast.distributed.talk.failures import is_caused_by
@@ -440,6 +441,7 @@ class Saving:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="holdfast-manager", daemon=False)
         self._thread.start()
+        self._forget = before_exit(self.wait)
 
     def _run(self) -> None:
         try:
@@ -452,5 +454,6 @@ class Saving:
     def wait(self) -> None:
         """Wait for the save and for `after`; raise the error of either."""
         self._thread.join()
+        self._forget()
         if self._error is not None:
             raise self._error

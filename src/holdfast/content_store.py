@@ -19,6 +19,7 @@ from typing import Any, Final
 import torch
 from typing_extensions import Self
 
+from holdfast.at_exit import before_exit
 from holdfast.content.batch_writer import BatchWriter
 from holdfast.content.catalog import Catalog, StoredTensor
 from holdfast.content.rebuild import Rebuilder, describe_entry
@@ -136,8 +137,7 @@ class ContentStoreWriter:
         self._writer = BatchWriter(lambda: _open(loc), budget_bytes=budget_bytes, types=Types(tuple(types)))
         self._finalizer = weakref.finalize(self, self._writer.end)
         _OPEN_WRITERS.add(self._writer)
-        # `atexit` runs too late: no thread can be started then. There is no public hook that runs earlier.
-        threading._register_atexit(self._finalizer)  # type: ignore[attr-defined]  # private, so not in the stubs
+        before_exit(self._finalizer)
 
     def write_storage(self, storage: torch.UntypedStorage) -> str:
         """Write all bytes of a storage, unless this writer has written them before; return their digest."""

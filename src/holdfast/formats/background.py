@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+from holdfast.at_exit import before_exit
 from holdfast.errors import StoreError
 from holdfast.formats.export import ExportChoices, ExportResult, export, make_export_options
 from holdfast.formats.export_process import LOWEST_PRIORITY, can_export_apart, export_apart
@@ -57,8 +57,13 @@ class ExportHandle:
         self._thread = BackgroundThread(partial(self._run, run), f"holdfast-export {name}")
 
     def start(self) -> None:
-        """Begin the export."""
-        self._thread.start()
+        """Begin the export; interpreter exit waits for it."""
+        self._forget = before_exit(self.finish)
+        try:
+            self._thread.start()
+        except BaseException:
+            self._forget()
+            raise
 
     def done(self) -> bool:
         """Return whether the export has ended, successfully or not."""
@@ -75,6 +80,7 @@ class ExportHandle:
             raise TimeoutError(f"the export of {self.name!r} is still under way after {timeout_s} s")
         if self._thread.error is not None:
             self._is_error_raised = True
+            self._forget()
             raise self._thread.error
         if self._result is None:
             raise StoreError(f"the export of {self.name!r} was started by another process; wait for it there")
@@ -90,6 +96,7 @@ class ExportHandle:
     def _run(self, run: Export) -> None:
         _lower_priority()
         self._result = run(self._meter)
+        self._forget()
 
 
 class ExportRunner:
@@ -97,11 +104,9 @@ class ExportRunner:
 
     def __init__(self) -> None:
         self._handles: list[ExportHandle] = []
-        self._is_awaited = False
 
     def start(self, name: str, run: Export) -> ExportHandle:
         """Start an export of the snapshot `name` and return at once."""
-        self._await_at_exit()
         handle = ExportHandle(name, run)
         handle.start()
         # Those that have ended are kept until their error is raised.
@@ -118,28 +123,6 @@ class ExportRunner:
         """Wait for all exports; raises the first error that no `wait` has raised."""
         while self._handles:
             self._handles.pop(0).finish()
-
-    def finish(self) -> None:
-        """Wait at interpreter exit, and show errors that were not raised yet."""
-        while self._handles:
-            try:
-                self.close()
-            except BaseException as error:  # noqa: BLE001  # shown like any uncaught error
-                sys.excepthook(type(error), error, error.__traceback__)
-
-    def _await_at_exit(self) -> None:
-        if self._is_awaited:
-            return
-        # Not `atexit`: by then no thread can be started, and an export starts threads.
-        register: Callable[..., None] = threading._register_atexit  # type: ignore[attr-defined]  # not public
-        register(_finish, weakref.ref(self))
-        self._is_awaited = True
-
-
-def _finish(runner: weakref.ref[ExportRunner]) -> None:
-    found = runner()
-    if found is not None:
-        found.finish()
 
 
 def _lower_priority() -> None:

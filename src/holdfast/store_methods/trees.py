@@ -68,7 +68,8 @@ class TreeMethods(OpenStore):
 
         `staging="full"` copies the whole tree into memory, `"budget"` at most half of the memory budget, and then
         returns when the rest is on disk. Of tensors on a GPU, only what the store lacks is copied, unless most of the
-        last saves was new. The handle's `wait` raises errors of the save, or the next save or `close`.
+        last saves was new. The handle's `wait` raises errors of the save, or the next save or `close`. If none of them
+        has, the interpreter prints the error when it exits, and exits with status 120.
         """
         from holdfast.distributed.checkpoint.checkpoint import start_together
         from holdfast.distributed.checkpoint.choices import make_save_options

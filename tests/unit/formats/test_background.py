@@ -123,17 +123,3 @@ def test_only_the_threads_of_the_export_have_a_low_priority() -> None:
 
     assert found == [19]
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own
-
-
-def test_errors_at_exit_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[BaseException] = []
-    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: shown.append(error))
-
-    def run(progress: Progress) -> ExportResult:
-        raise ValueError("planted")
-
-    runner = ExportRunner()
-    runner.start("a", run)
-    runner.finish()
-
-    assert [str(error) for error in shown] == ["planted"]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Literal, Protocol
 
+from holdfast.at_exit import before_exit
 from holdfast.errors import StoreError
 from holdfast.objects.thread_pool import BackgroundThread
 from holdfast.progress import Progress, Silent
@@ -77,6 +75,8 @@ class SaveHandle:
     _meter: _Meter = field(default_factory=_Meter)
     _write: Write | None = None
     """Saves the request; None for a save by this process alone."""
+    _forget: Callable[[], object] = field(default=lambda: None)
+    """Called when the interpreter need not wait for this save any more."""
 
     def __repr__(self) -> str:
         """Show the name, and how far the save is or how it ended."""
@@ -108,7 +108,7 @@ class SaveHandle:
         self._join(timeout_s)
         error = self._error or (self._thread.error if self._thread and self._result is None else None)
         if error is not None:
-            self._is_error_raised = True
+            self._note_raised()
             raise error
         if self._result is None:
             raise StoreError(f"saving {self.name!r} was started by another process; wait for it there")
@@ -117,6 +117,12 @@ class SaveHandle:
     def result(self, timeout_s: float | None = None) -> SaveResult:
         """Return what `wait` returns: the name that the futures of Python's standard library have for it."""
         return self.wait(timeout_s)
+
+    def _finish(self) -> None:
+        """Wait for the save; raises its error if the caller has not seen it yet."""
+        self._join()
+        if not self._is_error_raised:
+            self.wait()
 
     def _join(self, timeout_s: float | None = None) -> None:
         if self._thread is not None:
@@ -130,8 +136,13 @@ class SaveHandle:
         try:
             yield
         except BaseException:
-            self._is_error_raised = True
+            self._note_raised()
             raise
+
+    def _note_raised(self) -> None:
+        """Note that the caller has seen the error."""
+        self._is_error_raised = True
+        self._forget()
 
     def _run(self, repo: Repository, request: Request) -> None:
         try:
@@ -140,6 +151,8 @@ class SaveHandle:
             self._error = error
         finally:
             self._meter.end()
+        if self._error is None:
+            self._forget()
 
 
 class AsyncSaver:
@@ -149,8 +162,6 @@ class AsyncSaver:
         self._slabs = Slabs()
         self._current: SaveHandle | None = None
         self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._is_awaited = False
         self._new_saves = 0
         """How many saves in a row were mostly new, the last one included."""
 
@@ -176,10 +187,10 @@ class AsyncSaver:
             elif staging == "full":
                 self._launch(handle, repo, replace(request, sources=self._slabs.copy(request.sources)))
             elif _needs_two_passes(repo, request):
-                self._current = handle
+                self._await(handle)
                 handle._run(repo, request)
                 if handle._error is not None and not isinstance(handle._error, Exception):
-                    handle._is_error_raised = True
+                    handle._note_raised()
                     raise handle._error
             else:
                 self._stream(handle, repo, request)
@@ -207,8 +218,7 @@ class AsyncSaver:
         # It stays current until it has ended: after an interrupted wait, its memory must not be reused.
         handle._join()
         self._current = None
-        if not handle._is_error_raised:
-            handle.wait()
+        handle._finish()
 
     def _copy_missing(self, handle: SaveHandle, repo: Repository, request: Request) -> None:
         """Copy what is not on a device, then those chunks of devices that the save, which has begun, does not find."""
@@ -233,48 +243,26 @@ class AsyncSaver:
         if queue is not None:
             handle._meter.on_end = queue.end
             request = replace(request, sources=queue.stage(request.sources), note_missing=queue.note_missing)
-        self._await_at_exit()
         name = f"holdfast-save {handle.name}"
         handle._thread = BackgroundThread(partial(self._run, handle, repo, request), name)
-        self._current = handle
+        self._await(handle)
         try:
             handle._thread.start()
         except BaseException:
-            handle._is_error_raised = True
+            handle._note_raised()
             raise
 
+    def _await(self, handle: SaveHandle) -> None:
+        """Let the next save and the end of the interpreter wait for this one."""
+        handle._forget = before_exit(handle._finish)
+        self._current = handle
+
     def _run(self, handle: SaveHandle, repo: Repository, request: Request) -> None:
-        # A bound method, so that the thread keeps this object alive until the interpreter exits.
         handle._run(repo, request)
         result = handle._result
         if result is not None and not result.existed:
             is_new = result.new_bytes > _NEW_SHARE * (result.new_bytes + result.reused_bytes)
             self._new_saves = self._new_saves + 1 if is_new else 0
-
-    def _await_at_exit(self) -> None:
-        if self._is_awaited:
-            return
-        # Not `atexit`: by then no thread can be started, and a save starts threads. These callbacks run earlier, the
-        # last one first; the callback of thread pools was registered before, so the pools still work while we wait.
-        register: Callable[..., None] = threading._register_atexit  # type: ignore[attr-defined]  # not public
-        register(_finish, weakref.ref(self))
-        self._is_awaited = True
-
-    def finish(self) -> None:
-        """Wait at interpreter exit, and show an error that was not raised yet."""
-        # In a forked child the thread does not exist.
-        if os.getpid() != self._pid:
-            return
-        try:
-            self.wait()
-        except BaseException as error:  # noqa: BLE001  # shown like any uncaught error
-            sys.excepthook(type(error), error, error.__traceback__)
-
-
-def _finish(saver: weakref.ref[AsyncSaver]) -> None:
-    found = saver()
-    if found is not None:
-        found.finish()
 
 
 def _list_read(request: Request, missing: Sequence[SourceChunk] = ()) -> list[SourceChunk]:
