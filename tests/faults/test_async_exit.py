@@ -74,6 +74,7 @@ def test_a_script_that_fails_has_saved(tmp_path: Path) -> None:
 def test_an_error_that_nobody_was_told_is_shown_at_the_end(tmp_path: Path) -> None:
     ran = run("staging.save = failing_save\nstore.save_async('x', tree)\n", tmp_path / "s")
 
+    assert ran.returncode == 120
     assert ran.stderr.rstrip().endswith("OSError: the disk is tired")
     assert ran.stderr.count("Traceback") == 1
 
@@ -90,6 +91,34 @@ except OSError:
     ran = run(script, tmp_path / "s")
 
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "told\n", "")
+
+
+def test_a_save_that_ends_when_the_interpreter_exits_is_uploaded_to_the_mirror(tmp_path: Path) -> None:
+    # The worker of the mirror is waited for after the saves, although it was started before the second one.
+    script = """
+mirrored = holdfast.open(sys.argv[1], mirror=sys.argv[1] + "-mirror")
+mirrored.save_async("first", tree).wait()
+mirrored.mirror.wait()
+staging.save = slow_save
+mirrored.save_async("second", tree)
+"""
+    ran = run(script, tmp_path / "s")
+
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert read_names(tmp_path / "s-mirror") == ["first", "second"]
+
+
+def test_an_upload_that_fails_at_exit_is_a_warning_and_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "s-mirror").write_text("not a store")
+    script = """
+mirrored = holdfast.open(sys.argv[1], mirror=sys.argv[1] + "-mirror")
+mirrored.save_async("x", tree)
+"""
+    ran = run(script, tmp_path / "s")
+
+    assert ran.returncode == 0
+    assert "1 snapshots were not uploaded" in ran.stderr
+    assert read_names(tmp_path / "s") == ["x"]
 
 
 def test_an_interrupt_leaves_a_sound_store(tmp_path: Path) -> None:

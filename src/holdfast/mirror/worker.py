@@ -7,11 +7,13 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import Final
 
+from holdfast.at_exit import before_exit
 from holdfast.errors import HoldfastError
 from holdfast.mirror.apart import UploadProcess, can_upload_apart
 from holdfast.mirror.plan import is_mirrored
@@ -197,17 +199,14 @@ class UploadWorker:
             )
 
     def _await_at_exit(self) -> None:
-        if self._is_awaited:
-            return
-        # Not `atexit`: by then no thread can be started, and an upload starts threads.
-        register: Callable[..., None] = threading._register_atexit  # type: ignore[attr-defined]  # not public
-        register(_finish, weakref.ref(self), os.getpid())
-        self._is_awaited = True
+        if not self._is_awaited:
+            before_exit(partial(_finish, weakref.ref(self)), stage="uploads")
+            self._is_awaited = True
 
 
-def _finish(worker: weakref.ref[UploadWorker], pid: int) -> None:
+def _finish(worker: weakref.ref[UploadWorker]) -> None:
     found = worker()
-    if found is not None and os.getpid() == pid:
+    if found is not None:
         with suppress(HoldfastError):
             found.finish()
 
