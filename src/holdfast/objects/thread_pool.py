@@ -15,8 +15,12 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Final, Generic, TypeVar
 
+from holdfast.at_exit import before_exit
+
 Result = TypeVar("Result")
 
+EXIT_WAIT_S: Final = 10.0
+"""How long interpreter exit waits for a thread that may never end."""
 _BEGIN_S: Final = 1.0
 """How long to wait for the first thread to begin, before the caller works instead."""
 _CHECK_S: Final = 1.0
@@ -107,13 +111,19 @@ class BackgroundThread:
 
     `threading.Thread.start` waits until the new thread reports that it runs. A thread that gets no memory for its first
     steps ends without that report, and `start` waits for ever.
+
+    With `stop`, interpreter exit calls `stop` and then waits for the thread, for at most EXIT_WAIT_S. Threads that call
+    C++ need this. If such a call returns when Python is being finalized, Python ends the thread by unwinding its stack;
+    C++ destructors on the stack do not allow that, and abort the process.
     """
 
-    def __init__(self, work: Callable[[], object], name: str) -> None:
+    def __init__(self, work: Callable[[], object], name: str, *, stop: Callable[[], object] | None = None) -> None:
         self.error: BaseException | None = None
         """The error that the function raised, or None."""
-        self._work = work
+        self._work: Callable[[], object] | None = work
         self._name = name
+        self._stop = stop
+        self._forget: Callable[[], object] = let_end
         self._pid = os.getpid()
         self._choice: dict[str, bool] = {}
         """Whether the thread begins: decided once, by the thread or by `start`, whichever is first."""
@@ -126,11 +136,15 @@ class BackgroundThread:
     def start(self) -> None:
         """Start the thread; raises RuntimeError or MemoryError without memory, and then it never begins."""
         try:
+            if self._stop is not None:
+                with suppress(RuntimeError):  # the interpreter is exiting
+                    self._forget = before_exit(self._end, stage="threads")
             start_new_thread(self._serve, ())
             if not self._begun.acquire(timeout=_START_S) and not self._choice.setdefault("begins", False):
                 raise MemoryError("a thread was started but did not get the memory to begin")
         except BaseException:
             self._choice.setdefault("begins", False)
+            self._forget()
             raise
 
     def is_alive(self) -> bool:
@@ -153,11 +167,24 @@ class BackgroundThread:
         self._begun.release()
         try:
             _set_thread_name(self._name)
+            assert self._work is not None
             self._work()
         except BaseException as error:  # noqa: BLE001 - the owner reads `error`
             self.error = error
         finally:
+            # What the function refers to is freed on this thread, before `join` returns.
+            self._work = None
             self._ended.release()
+            self._forget()
+
+    def _end(self) -> None:
+        assert self._stop is not None
+        self._stop()
+        self.join(EXIT_WAIT_S)
+
+
+def let_end() -> None:
+    """Do nothing: the `stop` of a thread that ends by itself."""
 
 
 class _Slot:

@@ -6,6 +6,7 @@ import os
 import random
 import threading
 import time
+import weakref
 from _thread import get_ident
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +16,7 @@ from queue import SimpleQueue
 import pytest
 
 from holdfast.objects import thread_pool
-from holdfast.objects.thread_pool import BackgroundThread, Task, ThreadPool
+from holdfast.objects.thread_pool import BackgroundThread, Task, ThreadPool, let_end
 from tests.kit.patience import PATIENCE_S
 
 
@@ -307,3 +308,18 @@ def test_a_lone_thread_is_not_alive_in_a_forked_child() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     go_on.set()
     thread.join()
+
+
+def test_what_a_background_thread_refers_to_is_freed_when_it_can_be_joined() -> None:
+    class Held:
+        """Something whose end is observed."""
+
+    held = Held()
+    ended = weakref.ref(held)
+    thread = BackgroundThread(partial(isinstance, held, Held), "holdfast-test", stop=let_end)
+    del held
+    thread.start()
+    thread.join()
+
+    assert ended() is None
+    assert thread.error is None

@@ -7,13 +7,13 @@ transfer. It is not registered in torch's list of groups, and is dropped afterwa
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, Protocol
 
 import torch
@@ -23,6 +23,7 @@ from torch.distributed.distributed_c10d import Store
 from holdfast.distributed.talk.collectives import Collectives
 from holdfast.distributed.talk.failures import LOST, make_error
 from holdfast.errors import RankFailure
+from holdfast.objects.thread_pool import BackgroundThread, let_end
 from holdfast.snapshot.into.in_place import mark_written
 from holdfast.tensors.memory import new_memory, view_raw, view_storage
 
@@ -102,7 +103,7 @@ def open_carrier(
     finally:
         # Closing the connection ends the waits of other ranks for this one. It blocks until pending transfers are
         # aborted, so it is done in the background.
-        threading.Thread(target=_drop, args=(made,), name="holdfast-drop", daemon=True).start()
+        BackgroundThread(partial(_drop, made), "holdfast-drop", stop=let_end).start()
 
 
 def _connect_watched(ranks: Collectives, timeout_s: float) -> _OwnCarrier:
@@ -115,7 +116,7 @@ def _connect_watched(ranks: Collectives, timeout_s: float) -> _OwnCarrier:
         except Exception as error:  # noqa: BLE001 - raised again where the reply is awaited
             reply.set_exception(error)
 
-    threading.Thread(target=work, name="holdfast-connect", daemon=True).start()
+    BackgroundThread(work, "holdfast-connect", stop=let_end).start()
     wait_watched(reply.done, ranks, limit_s=3 * timeout_s, what="the ranks could not connect to each other")
     try:
         return reply.result()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
@@ -14,6 +14,7 @@ from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined] 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from holdfast.distributed.talk.wire import Frame
+from holdfast.objects.thread_pool import BackgroundThread
 
 T = TypeVar("T")
 
@@ -32,7 +33,7 @@ class StoreThread:
     """Runs operations on a store, one after the other, on a thread and connection of its own. Call `close` to end it.
 
     Calls to a TCPStore have no timeout: a call to a suspended host, or over a broken network, never returns. So a
-    daemon thread makes them, and is abandoned if it hangs. It uses a clone of the store: on torch's own connection,
+    background thread makes them, and is abandoned if it hangs. It uses a clone of the store: on torch's own connection,
     calls would wait until those of torch have ended.
     """
 
@@ -41,7 +42,7 @@ class StoreThread:
         self._timeout_s = timeout_s
         self._lost = ""
         self._queue: SimpleQueue[tuple[Callable[[Store], Any], Future[Any]] | None] = SimpleQueue()
-        threading.Thread(target=_work, args=(store, self._queue), name=name, daemon=True).start()
+        BackgroundThread(partial(_work, store, self._queue), name, stop=self.close).start()
 
     def call(self, operation: Callable[[Store], T], *, limit_s: float | None = None) -> T:
         """Return the result of `operation`; once the store fails or times out, this and all later calls raise.
