@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import json
 import re
+import warnings
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,9 +21,14 @@ from torch._library.custom_ops import CustomOpDef
 from torch._library.simple_registry import singleton
 from torch.fx.proxy import _COPY_META_FIELDS
 
+from holdfast.compile_cache.key import flags
+
 _TORCH: Final = Path(torch.__file__).parent
 # The packages whose code runs after dynamo has traced a graph.
 _COMPILER: Final = ("_decomp", "_functorch", "_higher_order_ops", "_inductor", "_library", "_subclasses", "fx")
+# Functions of `torch._C` that may read a global state, and files of Python with such a state.
+_GETTER: Final = re.compile(r"(?!.*set_|_get_cpp_backtrace)(_?(are|get|is|len|peek)_|.*_(allowed|enabled)$)")
+_STATEFUL_FILES: Final = ("*.py", "amp/*.py", "autograd/*.py", "backends/**/*.py", "nn/**/*.py")
 
 CONFIG_MODULES: Final = {
     "_functorch/config.py",  # in the key
@@ -80,6 +87,55 @@ GLOBAL_STATE: Final = {
     "allow_bf16_reduce", "allow_fp16_reduce", "allow_tf32", "autocast_state", "cuda_matmul_precision", "default_dtype",
     "deterministic_algorithms", "deterministic_algorithms_warn_only", "grad_mode", "num_threads",
     "torch_function", "torch_function_all_disabled",  # their effect is in the graph
+}  # fmt: skip
+
+# Functions that read a global state of torch and that are not in `STATE` of `key/flags.py`.
+GETTERS: Final = {
+    # In the key by other functions of `key/flags.py`.
+    "_get_cublas_allow_tf32", "_get_cudnn_allow_tf32", "_get_onednn_allow_tf32",  # older names of a precision
+    "_get_default_device", "_get_deterministic_algorithms", "_get_deterministic_algorithms_warn_only",
+    "get_autocast_cpu_dtype", "get_autocast_gpu_dtype", "get_default_dtype", "get_num_threads",
+    "is_anomaly_check_nan_enabled", "is_anomaly_enabled", "is_autocast_cache_enabled", "is_autocast_cpu_enabled",
+    "is_autocast_enabled", "is_grad_enabled", "is_inference_mode_enabled",
+    "__init__: _GLOBAL_DEVICE_CONTEXT", "backends/mha/__init__: _is_fastpath_enabled",
+    "backends/opt_einsum/__init__: enabled", "backends/opt_einsum/__init__: strategy",
+    # Constants of torch's build, of the processor or of the version.
+    "_get_accelerator", "_get_all_dtypes", "_get_blas_default_backend", "_get_cpu_capability",
+    "_get_max_operator_version", "_get_operator_version_map", "_get_privateuse1_backend_name",
+    "_get_upgraders_entry_map", "_get_upgraders_map_size", "_is_ck_sdpa_available", "_is_flash_attention_available",
+    "_is_xnnpack_enabled", "backends/cudnn/__init__: __cudnn_version", "backends/cusparselt/__init__: __MAX_ALG_ID",
+    "backends/cusparselt/__init__: __cusparselt_version",
+    # Modes whose effect is in the graph, or under which a graph is not cached.
+    "_are_functorch_transforms_active", "_get_torch_function_state", "_get_tracing_state", "_is_any_autocast_enabled",
+    "_is_fwd_grad_enabled", "_is_torch_function_all_disabled", "_is_torch_function_enabled",
+    "_is_torch_function_mode_enabled", "_is_tracing", "_len_torch_dispatch_stack", "_len_torch_function_stack",
+    "_peek_should_skip_torch_function", "_ops: _mode_stack_state_for_pre_dispatch",
+    "autograd/forward_ad: _current_level", "autograd/graph: _allow_mutation_on_saved_tensors_enabled",
+    "nn/modules/module: _global_is_full_backward_hook", "nn/utils/parametrize: _cache",
+    "nn/utils/parametrize: _cache_enabled",
+    # Autocast on devices whose graphs are not cached.
+    "get_autocast_ipu_dtype", "get_autocast_xla_dtype", "is_autocast_ipu_enabled", "is_autocast_xla_enabled",
+    # Only while code runs, compiled or not: autograd's engine, kernels for a GPU, warnings, names of threads.
+    "_debug_only_are_vmap_fallback_warnings_enabled", "_get_autograd_fallback_mode", "_get_backcompat_broadcast_warn",
+    "_get_backcompat_keepdim_warn", "_get_thread_name", "_get_warnAlways", "_is_grad_layout_enforcement_enabled",
+    "_is_multithreading_enabled", "autograd/profiler: _is_profiler_enabled", "get_num_interop_threads",
+    "nn/attention/_fa4: _FA4_MODULE_PATH", "nn/attention/_registry: _FLASH_ATTENTION_ACTIVE",
+    "nn/attention/_registry: _FLASH_ATTENTION_IMPLS", "random: _fork_rng_warned_already",
+    "storage: _always_warn_typed_storage_removal",
+    # Only for DTensor, torch.jit, torch.load, torch.hub, nn.DataParallel, conversion of modules, mobile and tests.
+    "_get_DTensor_sharding_propagator_cache_stats", "_get_caught_jit_exception_class_name",
+    "_get_caught_jit_exception_original_msg", "_get_dtensor_allow_implicit_replication", "_get_graph_exec_group",
+    "_get_graph_executor_optimize", "_get_value_trace", "_get_version_calculator_flag",
+    "_is_default_mobile_cpu_allocator_set", "_jit_is_onnx_log_enabled", "_jit_llga_enabled",
+    "_jit_nvfuser_can_be_enabled", "_jit_nvfuser_enabled", "_jit_symbolic_shapes_test_mode_enabled",
+    "_jit_texpr_dynamic_shape_enabled", "_jit_texpr_fallback_allowed", "_jit_texpr_fuser_enabled",
+    "_jit_texpr_reductions_enabled", "_llvm_enabled",
+    "__future__: _overwrite_module_params_on_conversion", "__future__: _swap_module_params_on_conversion",
+    "_jit_internal: _overloaded_fns", "_jit_internal: _overloaded_methods",
+    "_weights_only_unpickler: _marked_safe_globals_set", "hub: _hub_dir", "nn/parallel/_functions: _streams",
+    "serialization: _serialization_tls",
+    "backends/__init__: __allow_nonbracketed_mutation_flag",  # raises
+    "_opaque_base: _FakeScriptObject_cls", "_ops: cached_ops", "library: _impls",  # torch's own
 }  # fmt: skip
 
 OPERATOR_ATTRIBUTES: Final = {
@@ -194,6 +250,25 @@ def find_global_state() -> set[str]:
     """Return the global state for which dynamo guards every graph."""
     guard: Any = GlobalStateGuard()
     return set(json.loads(guard.__getstate__()))
+
+
+def find_getters() -> set[str]:
+    """Return the functions of `torch._C` that read a global state, and the variables that torch's modules assign."""
+    found = {name for name in dir(torch._C) if _GETTER.match(name) and _needs_no_arguments(name)}
+    for path in chain.from_iterable(_TORCH.glob(pattern) for pattern in _STATEFUL_FILES):
+        variables = re.findall(r"^ +global (\w+)$", path.read_text(encoding="utf-8"), re.M)
+        found |= {f"{path.relative_to(_TORCH).with_suffix('').as_posix()}: {name}" for name in variables}
+    return found - set(flags.STATE)
+
+
+def _needs_no_arguments(name: str) -> bool:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            getattr(torch._C, name)()
+    except Exception:  # noqa: BLE001 - functions that need arguments raise anything
+        return False
+    return True
 
 
 def find_operator_attributes() -> set[str]:

@@ -14,15 +14,17 @@ from holdfast.repo.handle.repository import open_repository
 from tests.integration.compile_cache.changes import Change, Outcome, SimulatedCache, StoreCache, judge, search
 from tests.integration.compile_cache.function_changes import FUNCTION_CHANGES
 from tests.integration.compile_cache.optimizer_changes import OPTIMIZER_CHANGES
+from tests.integration.compile_cache.setting_changes import SETTING_CHANGES
 from tests.integration.compile_cache.step_changes import STEP_CHANGES
 
-ALL: Final = (*OPTIMIZER_CHANGES, *STEP_CHANGES, *FUNCTION_CHANGES)
+ALL: Final = (*OPTIMIZER_CHANGES, *STEP_CHANGES, *SETTING_CHANGES, *FUNCTION_CHANGES)
 # All of them take about ten minutes: each traces three programs, which for optimizers takes a second.
 QUICK: Final = frozenset(
     {
         "SGD: nesterov",
         "tensor: lr of SGD",
         "clip: another norm",
+        "attention: sums in bfloat16",
         "forward: a helper's helper",
         "backward: a closure",
         "backward: a class attribute",
@@ -42,6 +44,7 @@ STORED: Final = (
     "hook: before a step",
     "clip: another norm",
     "loss: another function",
+    "attention: sums in bfloat16",
     "schedule: another factor",
     "backward: a closure",
     "setup_context: an attribute",

@@ -24,6 +24,7 @@ def list_unknown(found: Collection[str], reviewed: Collection[str]) -> list[str]
         (review.find_dynamo_settings, review.DYNAMO_SETTINGS),
         (review.find_compiler_settings, review.COMPILER_SETTINGS),
         (review.find_trace_settings, review.TRACE_SETTINGS),
+        (review.find_getters, review.GETTERS),
         (review.find_global_state, review.GLOBAL_STATE),
         (review.find_metadata, review.METADATA),
         (review.find_operator_attributes, review.OPERATOR_ATTRIBUTES),

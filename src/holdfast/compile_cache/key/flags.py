@@ -12,9 +12,55 @@ from holdfast.json_text import Json
 
 _AUTOCAST_DEVICES: Final = ("cpu", "cuda")
 
+STATE: Final = (
+    "_get_blas_preferred_backend",
+    "_get_cpu_allow_fp16_reduced_precision_reduction",
+    "_get_cublas_allow_bf16_reduced_precision_reduction",
+    "_get_cublas_allow_fp16_accumulation",
+    "_get_cublas_allow_fp16_reduced_precision_reduction",
+    "_get_cudnn_benchmark",
+    "_get_cudnn_depthwise_kernel",
+    "_get_cudnn_deterministic",
+    "_get_cudnn_enabled",
+    "_get_cudnn_sdp_enabled",
+    "_get_deterministic_fill_uninitialized_memory",
+    "_get_fa3_sdp_enabled",
+    "_get_fa4_sdp_enabled",
+    "_get_flash_sdp_enabled",
+    "_get_float32_matmul_precision",
+    "_get_linalg_preferred_backend",
+    "_get_math_sdp_allow_fp16_bf16_reduction",
+    "_get_math_sdp_enabled",
+    "_get_mem_efficient_sdp_enabled",
+    "_get_miopen_immediate",
+    "_get_mkldnn_deterministic",
+    "_get_mkldnn_enabled",
+    "_get_native_aot_enabled",
+    "_get_nnpack_enabled",
+    "_get_overrideable_sdp_enabled",
+    "_get_qengine",
+    "_get_rocm_fa_preferred_backend",
+    "_get_sdp_priority_order",
+    "_get_sm_carveout_experimental",
+    "_is_view_replay_enabled",
+)
+"""Functions of `torch._C` that read what affects compiled code. A test compares them with all that torch has."""
+
+_FP32_PRECISION: Final = (
+    ("generic", "all"),
+    ("cuda", "all"),
+    ("cuda", "conv"),
+    ("cuda", "matmul"),
+    ("cuda", "rnn"),
+    ("mkldnn", "all"),
+    ("mkldnn", "conv"),
+    ("mkldnn", "matmul"),
+    ("mkldnn", "rnn"),
+)
+"""The libraries and operations that have a precision of their own. It includes what the older `allow_tf32` sets."""
+
 # Any: most of these are properties that torch adds to modules at run time, so type checkers do not know them.
 _BACKENDS: Final[Any] = torch.backends
-_DETERMINISTIC: Final[Any] = torch.utils.deterministic
 
 
 def describe_flags(device_types: Iterable[str]) -> Json:
@@ -27,12 +73,10 @@ def describe_flags(device_types: Iterable[str]) -> Json:
         "anomaly": [torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()],
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
-        "fill_uninitialized_memory": _DETERMINISTIC.fill_uninitialized_memory,
         "default_dtype": str(torch.get_default_dtype()),
         "default_device": str(torch.get_default_device()),
         "current_device": torch.cuda.current_device() if "cuda" in kinds and torch.cuda.is_available() else None,
         "threads": torch.get_num_threads(),
-        "matmul_precision": torch.get_float32_matmul_precision(),
         "backends": _describe_backends(),
     }
 
@@ -49,36 +93,11 @@ def _describe_autocast(device_types: set[str]) -> Json:
 def _describe_backends() -> Json:
     backends = _BACKENDS
     return {
-        "cuda.cudnn_sdp": backends.cuda.cudnn_sdp_enabled(),
-        "cuda.fa4_sdp": _read_state("_get_fa4_sdp_enabled"),
-        "cuda.flash_sdp": backends.cuda.flash_sdp_enabled(),
-        "cuda.math_sdp": backends.cuda.math_sdp_enabled(),
-        "cuda.matmul": {
-            "fp16_accumulation": backends.cuda.matmul.allow_fp16_accumulation,
-            "fp32_precision": backends.cuda.matmul.fp32_precision,
-            "reduced_bf16": str(backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
-            "reduced_fp16": str(backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
-        },
-        "cuda.mem_efficient_sdp": backends.cuda.mem_efficient_sdp_enabled(),
-        "cudnn": {
-            "benchmark": backends.cudnn.benchmark,
-            "conv": backends.cudnn.conv.fp32_precision,
-            "deterministic": backends.cudnn.deterministic,
-            "enabled": backends.cudnn.enabled,
-            "rnn": backends.cudnn.rnn.fp32_precision,
-        },
-        "fp32_precision": backends.fp32_precision,
+        **{name.removeprefix("_get_"): _read_state(name) for name in STATE},
+        "fp32_precision": [torch._C._get_fp32_precision_getter(backend, op) for backend, op in _FP32_PRECISION],
         "mha_fastpath": backends.mha.get_fastpath_enabled(),
-        "mkldnn": {
-            "conv": backends.mkldnn.conv.fp32_precision,
-            "deterministic": backends.mkldnn.deterministic,
-            "enabled": backends.mkldnn.enabled,
-            "matmul": backends.mkldnn.matmul.fp32_precision,
-            "rnn": backends.mkldnn.rnn.fp32_precision,
-        },
         "native": _describe_native(),
         "opt_einsum": [backends.opt_einsum.enabled, backends.opt_einsum.strategy],
-        "quantized": backends.quantized.engine,
     }
 
 
@@ -89,7 +108,6 @@ def _describe_native() -> Json:
     kernels: Mapping[Any, Any] = getattr(registry, "_graphs", {})
     disabled = getattr(registry, "_filter_state", None)
     return {
-        "ahead_of_time": _read_state("_get_native_aot_enabled"),
         "disabled": {name: sorted(names) for name, names in sorted(vars(disabled).items())} if disabled else None,
         "kernels": {"/".join(target): [each.node_id for each in found] for target, found in sorted(kernels.items())},
     }
@@ -97,5 +115,8 @@ def _describe_native() -> Json:
 
 def _read_state(function: str) -> Json:
     """Return a global state of torch; None if this version does not have it."""
-    read: Callable[[], Json] | None = getattr(torch._C, function, None)
-    return None if read is None else read()
+    read: Callable[[], Any] | None = getattr(torch._C, function, None)
+    value = None if read is None else read()
+    if isinstance(value, tuple | list):
+        return [*value]
+    return value if value is None or isinstance(value, bool | int | str) else str(value)

@@ -2,15 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
 import torch._native.registry as native_registry
 
+from holdfast.compile_cache.key import flags
 from holdfast.compile_cache.key.flags import describe_flags
 
 _native: Any = native_registry
+
+# Setters whose names differ from those of their getters.
+_SETTERS: Final = {f"_get_{kind}_sdp_enabled": f"_set_sdp_use_{kind}" for kind in ("cudnn", "flash", "math")} | {
+    "_get_fa3_sdp_enabled": "_set_sdp_use_fa3",
+    "_get_mem_efficient_sdp_enabled": "_set_sdp_use_mem_efficient",
+    "_get_overrideable_sdp_enabled": "_set_sdp_use_overrideable",
+}
+# State without a setter for every value, or that a build for CPU cannot set.
+_OTHERS: Final = {
+    "_get_cublas_allow_bf16_reduced_precision_reduction": (False, False),
+    "_get_cublas_allow_fp16_reduced_precision_reduction": (False, False),
+    "_get_float32_matmul_precision": "high",
+    "_get_sdp_priority_order": [2, 1, 0, 3, 4],
+}
+
+
+@pytest.mark.parametrize("name", flags.STATE)
+def test_every_state_of_torch_that_can_be_set_changes_the_key(name: str) -> None:
+    usual = getattr(torch._C, name, lambda: None)()
+    if type(usual) is not bool and name not in _OTHERS:
+        return  # this version does not have it, or it is a choice of libraries for other devices
+    other = _OTHERS.get(name, not usual)
+    setter = getattr(torch._C, _SETTERS.get(name, name.replace("_get_", "_set_").replace("_is_", "_set_")))
+
+    def change(value: Any) -> None:
+        setter(*value) if type(value) is tuple else setter(value)
+
+    before = describe_flags(())
+    try:
+        change(other)
+        changed = describe_flags(())
+    except RuntimeError:
+        pytest.skip("this processor does not support the other value")
+    finally:
+        change(usual)
+
+    assert changed != before
 
 
 def test_kernels_in_python_that_are_disabled_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
