@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from types import (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
+    CodeType,
     FunctionType,
+    GenericAlias,
     GetSetDescriptorType,
     MemberDescriptorType,
     MethodDescriptorType,
@@ -29,24 +31,47 @@ _HEAP_TYPE: Final = 1 << 9
 _PURE: Final = frozenset(
     {
         "_bisect", "_collections", "_collections_abc", "_functools", "_heapq", "_operator", "_struct", "_warnings",
-        "abc", "bisect", "builtins", "cmath", "collections", "collections.abc", "contextlib", "copy", "copyreg",
-        "dataclasses", "enum", "fractions", "functools", "heapq", "itertools", "logging", "math", "numbers",
+        "abc", "bisect", "builtins", "cmath", "collections", "collections.abc", "contextlib", "dataclasses",
+        "enum", "fractions", "functools", "heapq", "itertools", "logging", "math", "numbers",
         "operator", "re", "statistics", "string", "struct", "textwrap", "types", "typing", "warnings",
     }
 )  # fmt: skip
-# Exceptions: their results depend on files, on the process, or on computed names.
+# Exceptions: their results depend on files, on the process, on computed names, or on annotations.
 _IMPURE: Final = frozenset(
     {
         "_operator.attrgetter", "_operator.methodcaller", "builtins.__import__", "builtins.breakpoint",
         "builtins.compile", "builtins.delattr", "builtins.dir", "builtins.eval", "builtins.exec", "builtins.getattr",
         "builtins.globals", "builtins.hasattr", "builtins.input", "builtins.locals",
         "builtins.setattr", "builtins.vars", "operator.attrgetter", "operator.methodcaller",
+        "types.get_original_bases", "typing.get_overloads", "typing.get_type_hints",
     }
 )  # fmt: skip
-_IMPURE_PREFIXES: Final = (
+# Code of torch whose results depend only on its arguments, and on what is in a key. All other code of torch may read a
+# state of the process, such as the seed of random numbers.
+_PURE_TORCH: Final = frozenset(
+    {
+        "torch.cond", "torch.is_tensor", "torch.typename",
+        # Their state is in the key.
+        "torch.are_deterministic_algorithms_enabled", "torch.get_autocast_dtype", "torch.get_default_device",
+        "torch.get_default_dtype", "torch.get_float32_matmul_precision", "torch.get_num_threads",
+        "torch.is_anomaly_enabled", "torch.is_autocast_enabled", "torch.is_grad_enabled",
+        "torch.is_inference_mode_enabled",
+    }
+)  # fmt: skip
+_PURE_TORCH_PREFIXES: Final = (
+    "torch.Size", "torch.Sym", "torch.Tensor", "torch.device", "torch.dtype", "torch.finfo", "torch.iinfo",
+    "torch.layout", "torch.memory_format", "torch._C.TensorBase", "torch._C._fft.", "torch._C._functions.",
+    "torch._C._linalg.", "torch._C._nn.", "torch._C._special.", "torch._VF.", "torch._assert", "torch._check",
+    "torch._decomp.", "torch._functorch.",
+    "torch._higher_order_ops.", "torch._inductor.", "torch._jit_internal.", "torch._library.",
+    "torch._linalg_utils.", "torch._lowrank.", "torch._ops.", "torch._prims.", "torch._prims_common.", "torch._refs.",
+    "torch._subclasses.", "torch._sym_", "torch._tensor.", "torch.amp.", "torch.autograd.", "torch.compiler.",
+    "torch.func.", "torch.functional.", "torch.fx.", "torch.library.", "torch.nn.", "torch.overrides.",
+    "torch.return_types.", "torch.special.", "torch.sym_", "torch.utils._contextlib.", "torch.utils._pytree.",
+    "torch.utils.checkpoint.",
+)  # fmt: skip
+_IMPURE_NUMPY: Final = (
     "numpy.fromfile", "numpy.genfromtxt", "numpy.lib", "numpy.load", "numpy.memmap", "numpy.random",
-    "torch._dynamo.", "torch.classes.", "torch.distributed.", "torch.hub.", "torch.jit.", "torch.multiprocessing.",
-    "torch.package.", "torch.serialization.", "torch.utils.cpp_extension.", "torch.utils.data.",
 )  # fmt: skip
 
 # Frequent types in tables that contain no user code; they are skipped for speed.
@@ -70,8 +95,6 @@ def is_in_torch(filename: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def is_known_file(filename: str) -> bool:
     """Return whether a source file is part of torch, Python or numpy."""
-    if filename.startswith("<frozen "):
-        return True
     if is_in_torch(filename) or ("numpy" in sys.modules and filename.startswith(_find_directory("numpy"))):
         return True
     return filename.startswith(_find_directory("os")) and "-packages" not in filename
@@ -87,8 +110,16 @@ def is_made_at_run_time(kind: type) -> bool:
     return bool(kind.__flags__ & _HEAP_TYPE)
 
 
+def is_written_in_c(kind: type) -> bool:
+    """Return whether a class has methods in C, so that its objects may have state that Python code cannot list."""
+    methods = (each for each in vars(kind).values() if isinstance(each, MethodDescriptorType | WrapperDescriptorType))
+    return any(each.__objclass__ is kind for each in methods)
+
+
 def name_known(value: object) -> str:
     """Return the name of a function or class of torch, Python or numpy; "" if the value is user code."""
+    if isinstance(value, GenericAlias):
+        return ""  # `list[int]` looks like a class in Python 3.10
     if isinstance(value, type):
         return _name_class(value)
     if isinstance(value, FunctionType):
@@ -103,10 +134,23 @@ def name_known(value: object) -> str:
     return ""
 
 
+def name_code(code: CodeType) -> str:
+    """Return a name for code in a known file, with the module that the file belongs to."""
+    path = os.path.abspath(code.co_filename)
+    roots = (root for root in ("torch", "numpy") if root in sys.modules and path.startswith(_find_directory(root)))
+    root = next(roots, "")
+    inner = path.removeprefix(_find_directory(root or "os")).removesuffix(".py").removesuffix(f"{os.sep}__init__")
+    return ".".join(each for each in (root, *inner.split(os.sep), code.co_name) if each)
+
+
 def is_pure(name: str) -> bool:
     """Return whether the result of a known function or class depends only on its arguments and on what is in a key."""
-    if name.partition(".")[0] in ("torch", "numpy"):
-        return not name.startswith(_IMPURE_PREFIXES)
+    root, _, short = name.partition(".")
+    if root == "torch":
+        is_operator = hasattr(torch._C._VariableFunctions, short)
+        return is_operator or name in _PURE_TORCH or name.startswith(_PURE_TORCH_PREFIXES)
+    if root == "numpy":
+        return not name.startswith(_IMPURE_NUMPY)
     if name in _IMPURE:
         return False
     return any(name.startswith(f"{module}.") for module in _PURE)

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.compile_cache.code.known import find_user_code, is_known_file, is_pure, name_known
+from holdfast.compile_cache.code.known import find_user_code, is_known_file, is_pure, name_code, name_known
+from holdfast.compile_cache.key import flags
+from tests.kit import torch_review as review
 
 
 class UserClass:
@@ -61,7 +63,10 @@ def test_files_of_torch_and_python_are_known() -> None:
     ("name", "expected"),
     [
         ("torch.add", True),
-        ("torch.load_library", True),
+        ("torch.load_library", False),
+        ("torch.random.initial_seed", False),
+        ("torch.nn.functional.silu", True),
+        ("torch.is_grad_enabled", True),
         ("torch.distributed.get_rank", False),
         ("numpy.random.rand", False),
         ("math.sqrt", True),
@@ -72,6 +77,28 @@ def test_files_of_torch_and_python_are_known() -> None:
 )
 def test_code_that_reads_more_than_its_arguments_is_not_pure(name: str, *, expected: bool) -> None:
     assert is_pure(name) == expected
+
+
+def test_no_state_of_torch_is_pure_unless_it_is_in_the_key() -> None:
+    unkeyed = {name for name in review.GETTERS if hasattr(torch, name) and is_pure(f"torch.{name}")}
+    # `GETTERS` lists these as parts of the key.
+    keyed = {"get_default_dtype", "get_num_threads", "is_anomaly_enabled", "is_autocast_enabled", "is_grad_enabled"}
+
+    assert unkeyed == keyed | {"is_inference_mode_enabled"}
+    assert not [name for name in (*review.GETTERS, *flags.STATE) if is_pure(f"torch._C.{name}")]
+
+
+def test_code_is_named_by_its_file() -> None:
+    assert name_code(torch.no_grad()(user_function).__code__) == "torch.utils._contextlib.decorate_context"
+    assert name_code(functools.wraps.__code__) == ("functools.wraps")
+
+
+def test_code_under_the_name_of_a_frozen_module_is_followed() -> None:
+    for filename in ("<frozen abc>", "<frozen rules>"):
+        namespace: dict[str, object] = {"__name__": "abc"}
+        exec(compile("def read():\n    return 1", filename, "exec"), namespace)
+
+        assert name_known(namespace["read"]) == ""
 
 
 @pytest.mark.parametrize("make", [lambda x: x, lambda x: [1, (x,)], _wrap, functools.lru_cache])
