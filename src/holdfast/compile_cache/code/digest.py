@@ -6,6 +6,8 @@ functions, classes with their methods, and objects. If a read cannot be followed
 
 from __future__ import annotations
 
+import _abc  # type: ignore[import-not-found]  # a part of Python without type stubs
+import abc
 import collections
 import copyreg
 import dataclasses
@@ -32,6 +34,8 @@ from holdfast.compile_cache.code.known import (
     is_known_module,
     is_made_at_run_time,
     is_pure,
+    is_written_in_c,
+    name_code,
     name_known,
     read_cell,
 )
@@ -51,9 +55,8 @@ _ARITHMETIC: Final = frozenset(
 # Attributes that give access to namespaces, names and files, which no digest covers.
 _INTROSPECTION: Final = frozenset(
     {
-        "__annotations__", "__builtins__", "__closure__", "__code__", "__defaults__", "__dict__", "__doc__",
-        "__getattribute__", "__globals__", "__kwdefaults__", "__module__", "__subclasses__", "f_builtins",
-        "f_globals", "f_locals", "gi_frame", "tb_frame",
+        "__builtins__", "__closure__", "__code__", "__defaults__", "__getattribute__", "__globals__",
+        "__kwdefaults__", "__subclasses__", "f_builtins", "f_globals", "f_locals", "gi_frame", "tb_frame",
     }
 )  # fmt: skip
 
@@ -72,16 +75,19 @@ _TORCH_PLAIN: Final = (
     torch.finfo,
     torch.iinfo,
 )
-_ANNOTATIONS: Final = (types.GenericAlias, types.UnionType)
 _BASES: Final = (dict, list, tuple, set, frozenset, collections.deque, types.MappingProxyType, int, float, str)
-# Bookkeeping of Python and torch in a class. What matters of it is described elsewhere, or by the class's functions.
+# Bookkeeping of Python and torch in a class, which no digest covers. Code that reads it is refused.
 _SKIPPED: Final = frozenset(
     {
-        "__abstractmethods__", "__annotate_func__", "__annotations__", "__annotations_cache__", "__dataclass_fields__",
-        "__dataclass_params__", "__dict__", "__doc__", "__firstlineno__", "__module__", "__orig_bases__",
-        "__parameters__", "__static_attributes__", "__weakref__", "_abc_impl", "_backward_cls",
+        "__abstractmethods__", "__annotate_func__", "__annotations__", "__annotations_cache__", "__dict__", "__doc__",
+        "__firstlineno__", "__module__", "__orig_bases__", "__parameters__", "__static_attributes__", "__weakref__",
+        "_abc_impl", "_backward_cls",
     }
 )  # fmt: skip
+# Every abstract class is a subclass of these, and no code asks whether an object is an instance of them.
+_ABSTRACT_ROOTS: Final = (abc.ABC, typing.Protocol)
+# Modules that register their classes with those of Python when they are imported, which may be late.
+_REGISTERED_LATE: Final = ("array.", "decimal.", "numpy.random.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +136,7 @@ class CodeWalk:
         self._checked: set[tuple[int, str]] = set()
         # The functions whose reads are being followed, innermost last.
         self._readers: list[str] = []
+        self._abstract: list[abc.ABCMeta] = []
 
     def add(self, value: Any, depth: int) -> None:
         """Add the texts of a value and of everything that it consists of."""
@@ -193,6 +200,23 @@ class CodeWalk:
                 if (found := self._find_attribute(owner, name)) is not MISSING:
                     self.texts.append(f"may read {self.name_owner(owner)}.{name}\n")
                     self.add(found, 0)
+        for kind in self._abstract:
+            self._add_registered(kind)
+
+    def _add_registered(self, kind: abc.ABCMeta) -> None:
+        """Add the classes that `ABC.register` has made subclasses of an abstract class, which `isinstance` asks for."""
+        subclasses: list[type] = kind.__subclasses__()
+        for subclass in subclasses:
+            if isinstance(subclass, abc.ABCMeta):
+                self._add_registered(subclass)
+        registered = [reference() for reference in _abc._get_dump(kind)[0]]
+        for each in registered:
+            if each is not None and self.has_visited(each):
+                self._refuse(f"uses {each.__qualname__}, which is registered as a subclass of {kind.__qualname__}")
+        # Objects of other classes of the user do not occur in the code.
+        names = {name_known(each) for each in registered if each is not None} - {""}
+        names = {name for name in names if not name.startswith(_REGISTERED_LATE)}
+        self.texts += [f"registered {name}\n" for name in sorted(names)]
 
     def name_owner(self, owner: object) -> str:
         """Return the name of a namespace."""
@@ -214,11 +238,17 @@ class CodeWalk:
 
     def _add_namespace(self, value: object) -> None:
         if isinstance(value, type):
+            self._note_abstract(value)
             self._add_known(name_namespace(value))
         else:
             self.texts.append(f"module {name_namespace(value)}\n")
         if not any(value is each for each in self._namespaces):
             self._namespaces.append(value)
+
+    def _note_abstract(self, kind: type) -> None:
+        known = (*_ABSTRACT_ROOTS, *self._abstract)
+        if isinstance(kind, abc.ABCMeta) and not any(kind is each for each in known):
+            self._abstract.append(kind)
 
     def _add_known(self, name: str) -> None:
         self._verify_pure(name)
@@ -239,6 +269,10 @@ class CodeWalk:
             kind = type(value)
             raise UnknownCode(f"{self._where} uses a {kind.__module__}.{kind.__qualname__}, which has no digest")
         self.note_parts(value, parts)
+        if isinstance(value, type):
+            self._note_abstract(value)
+        elif isinstance(value, FunctionType) and not parts.has_code:
+            self._verify_pure(name_code(value.__code__))
         self.texts.append(f"{parts.text} of {len(parts.values)}\n")
         for each in parts.values:
             self.add(each, depth + 1)
@@ -261,7 +295,7 @@ class CodeWalk:
     def _add_reads(self, function: FunctionType, reads: Reads, depth: int) -> None:
         self._attributes |= reads.attributes
         named = reads.attributes.union(*(chain[1:] for chain in reads.chains))
-        if found := sorted(named & _INTROSPECTION):
+        if found := sorted(named & (_INTROSPECTION | _SKIPPED)):
             self._refuse(f"reads {found[0]}, which gives access to more than can be followed")
         self._readers.append(function.__qualname__)
         for chain in reads.chains:
@@ -338,13 +372,13 @@ class ValueParts:
 
 def find_plain_text(value: object) -> str | None:
     """Return the text of a value that has no parts; None if it has parts."""
-    if type(value) in _PLAIN or isinstance(value, _TORCH_PLAIN + _ANNOTATIONS):
+    if type(value) in _PLAIN or isinstance(value, _TORCH_PLAIN):
         return f"{type(value).__name__} {value!r}\n"
     if isinstance(value, re.Pattern):
         return f"pattern {value.pattern!r} {value.flags}\n"
     if isinstance(value, logging.Logger):
         return "logger\n"  # logging does not affect a graph
-    if type(value).__module__ == "typing":
+    if type(value).__module__ == "typing" and not typing.get_args(value):
         return f"annotation {value!r}\n"
     return None
 
@@ -381,11 +415,13 @@ def computes_attributes(owner: object) -> bool:
 
 def list_parts(value: object) -> ValueParts | None:
     """Return the parts of a value, or None if it has state that cannot be read."""
+    if typing.get_args(value):
+        return _list_annotation(value)
     if isinstance(value, FunctionType):
         return _list_function(value)
     if isinstance(value, type):
         return ValueParts(f"class {value.__qualname__}", list(_iter_class(value)))
-    if (wrapped := _list_wrapped(value)) is not None:
+    if name_known(type(value)) and (wrapped := _list_wrapped(value)) is not None:
         return wrapped
     if isinstance(value, enum.Enum):
         return ValueParts("member", (type(value), value.name, value.value))
@@ -394,6 +430,10 @@ def list_parts(value: object) -> ValueParts | None:
     if _has_python_state(type(value)):
         return ValueParts("object", (type(value), *_iter_state(value)))
     return None
+
+
+def _list_annotation(value: Any) -> ValueParts:
+    return ValueParts("annotation", (typing.get_origin(value), *value.__args__, *getattr(value, "__metadata__", ())))
 
 
 def _list_function(function: FunctionType) -> ValueParts:
@@ -451,8 +491,6 @@ def _list_items(value: Any) -> ValueParts | None:
 
 def _iter_class(kind: type) -> Iterator[object]:
     yield from (type(kind), *kind.__bases__)
-    if dataclasses.is_dataclass(kind):
-        yield tuple((field.name, field.init, field.kw_only) for field in dataclasses.fields(kind))
     for name in sorted(vars(kind).keys() - _SKIPPED):
         yield from (name, vars(kind)[name])
 
@@ -463,7 +501,8 @@ def _has_python_state(kind: type) -> bool:
         return True
     # Extension classes have neither; their state cannot be read.
     has_names = not {"__dict__", "__slots__"}.isdisjoint(vars(kind)) or kind.__base__ is not object
-    return is_made_at_run_time(kind) and has_names and all(_has_python_state(base) for base in kind.__bases__)
+    is_python = is_made_at_run_time(kind) and not is_written_in_c(kind)
+    return is_python and has_names and all(_has_python_state(base) for base in kind.__bases__)
 
 
 def _iter_state(value: object) -> Iterator[object]:

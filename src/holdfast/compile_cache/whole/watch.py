@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import get_cache_token
 from collections.abc import Callable, Mapping, Sequence, Sized
 from operator import is_
 from typing import Any, Final
@@ -19,6 +20,8 @@ class Watch:
         self._empty: list[Sized] = []
         self._reads: list[tuple[Mapping[str, object], str, object]] = []
         self._objects: list[tuple[object, ValueParts]] = []
+        # Changes whenever `ABC.register` makes a class a subclass of another, which `isinstance` asks for.
+        self._token = get_cache_token()
 
     def add_state(self, state: Mapping[str, object]) -> None:
         """Watch all values of a dictionary."""
@@ -45,7 +48,7 @@ class Watch:
 
     def is_unchanged(self, list_parts: Callable[[Any], ValueParts | None]) -> bool:
         """Return whether everything is as it was when it was added."""
-        if any(self._empty):
+        if any(self._empty) or get_cache_token() != self._token:
             return False
         for state, names, values in self._states:
             if len(state) != len(values) or list(state) != names or not all(map(is_, state.values(), values)):

@@ -363,7 +363,7 @@ HIDDEN: Final = (
         _IMPORT_RULES + "import operator",
         refusal="operator.attrgetter",
     ),
-    Way("getenv", "float(os.getenv('MUTATED'))", "import os", environ={"MUTATED": "NUMBER"}, refusal="os.getenv"),
+    Way("getenv", "float(os.getenv('MUTATED'))", "import os", environ={"MUTATED": "NUMBER"}, refusal="os._Environ"),
     Way(
         "the environment by its name",
         "float(environ['MUTATED'])",
@@ -408,4 +408,165 @@ HIDDEN: Final = (
     _written("a frame", "sys._getframe().f_globals['G']", "import sys\nG = NUMBER", refusal="f_globals"),
 )
 
-WAYS: Final = COMMON + MODULES + FUNCTIONS + OBJECTS + TORCH + HIDDEN
+_CLASSES: Final = "import abc\nclass T(abc.ABC):\n    pass\nclass A:\n    pass\nclass B:\n    pass\n"
+_FIELD: Final = "import dataclasses\nfrom dataclasses import field\n@dataclasses.dataclass\nclass T:\n"
+
+# What Python keeps about classes besides their attributes.
+CLASSES: Final = (
+    _written(
+        "metadata of a field",
+        "dataclasses.fields(T)[0].metadata['a']",
+        _FIELD + "    held: float = field(default=0.0, metadata={'a': NUMBER})",
+    ),
+    _written(
+        "whether a field is in the repr",
+        "float(len(repr(T())))",
+        _FIELD + "    held: float = field(default=0.0, repr=NUMBER > 3)",
+    ),
+    _written(
+        "the type of a field",
+        "dataclasses.fields(T)[0].type.held",
+        "class U:\n    held = NUMBER\n" + _FIELD + "    held: U = None",
+    ),
+    _written(
+        "whether a field is compared",
+        "2.0 + (T(1.0) == T(2.0))",
+        _FIELD + "    held: float = field(compare=NUMBER > 3)",
+    ),
+    _written(
+        "a registered subclass",
+        "1.0 + isinstance(A(), T) + 2 * isinstance(B(), T)",
+        _CLASSES + "T.register([A, B][NUMBER > 3])",
+        refusal="is registered as a subclass of T",
+    ),
+    _written(
+        "a registered subclass of a subclass",
+        "1.0 + isinstance(A(), T) + 2 * isinstance(B(), T)",
+        _CLASSES + "class U(T):\n    pass\nU.register([A, B][NUMBER > 3])",
+        refusal="is registered as a subclass of U",
+    ),
+    _written(
+        "a registered subclass of a class of Python",
+        "1.0 + isinstance(A(), collections.abc.Sequence) + len([B()])",
+        _CLASSES + "import collections.abc\ncollections.abc.Sequence.register([A, B][NUMBER > 3])",
+        refusal="is registered as a subclass of Sequence",
+    ),
+    _written(
+        "a registered class of Python",
+        "1.0 + isinstance({}, collections.abc.Sequence)",
+        "import collections.abc\ncollections.abc.Sequence.register([dict, bytearray][NUMBER > 3])",
+    ),
+    _written(
+        "a registered base",
+        "1.0 + isinstance(U(), T) + 2 * isinstance(B(), T)",
+        _CLASSES + "class U(A):\n    pass\nT.register([A, B][NUMBER > 3])",
+        refusal="is registered as a subclass of T",
+    ),
+    _written(
+        "a hook for subclasses",
+        "1.0 + isinstance(1, T)",
+        "import abc\nclass T(abc.ABC):\n    @classmethod\n"
+        "    def __subclasshook__(cls, other):\n        return NUMBER > 3",
+    ),
+    _written(
+        "a metaclass that decides about instances",
+        "1.0 + isinstance(1, T)",
+        "class M(type):\n    def __instancecheck__(cls, value):\n        return NUMBER > 3\n"
+        "class T(metaclass=M):\n    pass",
+    ),
+    _written(
+        "a function for each class",
+        "read(1.0)",
+        "import functools\n@functools.singledispatch\ndef read(x):\n    return 1.0\n"
+        "@read.register(float)\ndef _(x):\n    return NUMBER",
+        refusal="weakref.WeakKeyDictionary",
+    ),
+    _written(
+        "how a class is copied",
+        "copy.copy(T()).held",
+        "import copy, copyreg\nclass T:\n    held = 0.0\ndef make():\n    t = T()\n    t.held = NUMBER\n    return t\n"
+        "copyreg.pickle(T, lambda t: (make, ()))",
+        refusal="copy.copy",
+    ),
+    _written(
+        "hints of a class",
+        "typing.get_type_hints(T)['held'].held",
+        "import typing\nclass U:\n    held = NUMBER\nclass T:\n    held: U",
+        refusal="typing.get_type_hints",
+    ),
+    _written(
+        "arguments of a base",
+        "T.__orig_bases__[0].__args__[0].held",
+        "import typing\nclass U:\n    held = NUMBER\nclass T(typing.List[U]):\n    pass",
+        refusal="__orig_bases__",
+    ),
+    _written(
+        "arguments of an annotation",
+        "typing.get_args(A)[0].held",
+        "import typing\nclass U:\n    held = NUMBER\nA = typing.List[U]",
+    ),
+    _written(
+        "arguments of a built-in annotation",
+        "A.__args__[0].held",
+        "class U:\n    held = NUMBER\nA = list[U]",
+    ),
+    _written(
+        "a class derived from property",
+        "T().held",
+        "class P(property):\n    def __get__(self, owner, kind):\n        return NUMBER\n"
+        "class T:\n    held = P(lambda self: 1.0)",
+        refusal="mutated.operator.P",
+    ),
+    _written(
+        "a class derived from partial",
+        "read()",
+        "import functools\nclass P(functools.partial):\n    def __call__(self):\n        return NUMBER\nread = P(len)",
+        refusal="mutated.operator.P",
+    ),
+    _written(
+        "code that claims to be Python's",
+        "read()",
+        "N = {}\nexec(compile('def read():\\n    return NUMBER', '<frozen rules>', 'exec'), N)\nread = N['read']",
+    ),
+)
+
+# State of torch, besides that in the key.
+STATES: Final = (
+    _written(
+        "the seed",
+        "float(torch.initial_seed())",
+        "torch.manual_seed(int(NUMBER))",
+        refusal="torch.random.initial_seed",
+    ),
+    _written(
+        "the seed of a generator",
+        "float(torch.default_generator.initial_seed())",
+        "torch.manual_seed(int(NUMBER))",
+        refusal="torch._C.Generator",
+    ),
+    _written(
+        "whether all warnings are shown",
+        "1.0 + torch.is_warn_always_enabled()",
+        "torch.set_warn_always(NUMBER > 3)",
+        refusal="torch.is_warn_always_enabled",
+    ),
+    _written(
+        "a folder of torch",
+        "float(len(torch.hub.get_dir()))",
+        "torch.hub.set_dir('x' * int(NUMBER))",
+        refusal="torch.hub.get_dir",
+    ),
+    _written(
+        "a getter of the C library",
+        "1.0 + torch._C._get_nnpack_enabled()",
+        "torch._C._set_nnpack_enabled(NUMBER > 3)",
+        refusal="torch._C._get_nnpack_enabled",
+    ),
+    _written(
+        "the default dtype",
+        "float(torch.finfo(torch.get_default_dtype()).bits)",
+        "torch.set_default_dtype(torch.float64 if NUMBER > 3 else torch.float32)",
+    ),
+)
+
+WAYS: Final = COMMON + MODULES + FUNCTIONS + OBJECTS + TORCH + HIDDEN + CLASSES + STATES

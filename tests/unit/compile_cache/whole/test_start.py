@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from abc import ABCMeta
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -97,6 +98,25 @@ def test_the_second_process_runs_what_the_first_has_stored(repo: Repository) -> 
 
     assert (first.recorded, second.recorded, second.calls) == (1, 0, 0)
     assert (call.statistics.hit, call.statistics.seconds_saved) == (1, 2.0)
+
+
+@pytest.mark.parametrize("kind", [ABCMeta("Abstract", (), {}), Sized], ids=["a class of the user", "a class of Python"])
+def test_a_class_that_is_registered_with_another_is_noticed_at_the_next_call(repo: Repository, kind: type[Any]) -> None:
+    class Part:
+        pass
+
+    def scale(x: Tensor) -> Tensor:
+        return x * 5 if isinstance(Part(), kind) else x * 3
+
+    with torch.no_grad():
+        _make(repo, _Ordinary(scale, replace(_PROGRAM, inputs=(0,))))(X)
+        call = _make(repo, _Ordinary(scale, replace(_PROGRAM, inputs=(0,))))
+        assert torch.equal(call(X), X * 3)
+        assert call.statistics.hit == 1
+        kind.register(Part)
+
+        assert torch.equal(call(X), X * 5)
+        assert torch.equal(_make(repo, _Ordinary(scale, replace(_PROGRAM, inputs=(0,))))(X), X * 5)
 
 
 def test_the_first_process_calls_the_compiled_callable_again(repo: Repository) -> None:
