@@ -40,14 +40,19 @@ class LookupIndex(Protocol):
 
 
 @runtime_checkable
-class Checkpointable(Protocol):
-    """An object that lists the boxes of a tensor that it has: torch's protocol for checkpoints."""
-
-    def __create_chunk_list__(self) -> list[Any]:
-        """Return the boxes, each an object with `offsets` and `sizes`."""
+class HasShards(Protocol):
+    """An object that returns parts of a tensor by their offsets; torch asks for no more to find a part."""
 
     def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
         """Return the box at the offset of a LookupIndex."""
+
+
+@runtime_checkable
+class Checkpointable(HasShards, Protocol):
+    """An object that also lists the boxes of a tensor that it has: torch's protocol for checkpoints."""
+
+    def __create_chunk_list__(self) -> list[Any]:
+        """Return the boxes, each an object with `offsets` and `sizes`."""
 
 
 class LocalBox(NamedTuple):
@@ -260,7 +265,7 @@ def find_state_dict_object(state_dict: Mapping[str, Any], index: LookupIndex) ->
     value = state_dict[index.fqn]
     if isinstance(value, PerRank):
         value = value.value
-    if isinstance(value, torch.Tensor | Shard | Checkpointable):
+    if isinstance(value, torch.Tensor | Shard) or (index.offset is not None and isinstance(value, HasShards)):
         return find_tensor_shard(value, index)
     if index.offset is not None:
         raise _no_part(index, f"it is a {type(value).__qualname__}, which has no parts: find it without an offset")
@@ -270,7 +275,8 @@ def find_state_dict_object(state_dict: Mapping[str, Any], index: LookupIndex) ->
 def find_tensor_shard(tensor: Any, index: LookupIndex) -> torch.Tensor:
     """Return the part of a tensor that starts at the offset of `index`; raises ShardNotFound with name and offset.
 
-    Without an offset, return the local part of a DTensor, or the tensor itself. A ShardedTensor needs an offset.
+    Without an offset, return the local part of a DTensor, or the tensor itself. A ShardedTensor needs an offset. An
+    object with `__get_tensor_shard__` finds its parts itself.
     """
     if isinstance(tensor, Shard):
         return tensor.tensor if index.offset is None else _find_piece(describe(tensor).pieces, index)
@@ -278,12 +284,12 @@ def find_tensor_shard(tensor: Any, index: LookupIndex) -> torch.Tensor:
     if _DTENSOR in names:
         verify_placements(tensor.device_mesh, tensor.placements)
         local = _find_local(tensor)
-        if not has_own_bytes(local) and isinstance(local, Checkpointable):
+        if isinstance(local, HasShards):
             return _get_shard(local, index)
         return local if index.offset is None else _find_piece(describe(tensor).pieces, index)
     if _SHARDED_TENSOR in names:
         return _find_piece([LocalBox(_find_box(each.metadata), each.tensor) for each in tensor.local_shards()], index)
-    if isinstance(tensor, Checkpointable):
+    if isinstance(tensor, HasShards):
         return _get_shard(tensor, index)
     if index.offset is not None and tuple(index.offset) != (0,) * tensor.dim():
         raise _no_part(index, "it is not a shard: all of it is at offset 0")
@@ -292,7 +298,7 @@ def find_tensor_shard(tensor: Any, index: LookupIndex) -> torch.Tensor:
 
 
 def _get_shard(value: Any, index: LookupIndex) -> torch.Tensor:
-    """Return a part of a Checkpointable, by its own method."""
+    """Return a part of an object, by the object's own method."""
     try:
         found: torch.Tensor = value.__get_tensor_shard__(index)
     except (LookupError, ValueError) as error:

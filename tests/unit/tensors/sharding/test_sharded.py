@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
 from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
+from torch.distributed.checkpoint import utils as torch_checkpoint
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
@@ -349,6 +350,99 @@ def test_a_declared_shard_is_found() -> None:
     assert find_tensor_shard(part, MetadataIndex("model.w")) is part.tensor
     with pytest.raises(ShardNotFound, match=r"this rank has parts at \(2,\)"):
         find_tensor_shard(part, at(0))
+
+
+class OnlyShards:
+    """Has one method of torch's protocol for checkpoints, and not the other."""
+
+    def __init__(self) -> None:
+        self.part = torch.ones(1, 2)
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
+        if index.offset not in (None, torch.Size((4, 0))):
+            raise ValueError("no such rows")
+        return self.part
+
+
+class BothMethods(OnlyShards):
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [ChunkStorageMetadata(offsets=torch.Size((4, 0)), sizes=torch.Size((1, 2)))]
+
+
+class OnlyChunkList(torch.Tensor):
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return []
+
+
+class ShardsOfTensor(OnlyShards, torch.Tensor):
+    def __init__(self, *args: object) -> None:
+        super().__init__()
+
+
+class BothOfTensor(BothMethods, torch.Tensor):
+    def __init__(self, *args: object) -> None:
+        super().__init__()
+
+
+def make_dtensor(local: torch.Tensor) -> DTensor:
+    mesh = make_mesh((2,))
+    return DTensor.from_local(local, mesh, [Replicate()], run_check=False, shape=local.shape, stride=local.stride())
+
+
+FOUND_AS_TORCH: dict[str, Callable[[], Any]] = {
+    "tensor": lambda: torch.zeros(6, 2),
+    "parameter": lambda: torch.nn.Parameter(torch.zeros(6, 2)),
+    "tensor with the method": lambda: ShardsOfTensor(torch.zeros(6, 2)),
+    "tensor with both methods": lambda: BothOfTensor(torch.zeros(6, 2)),
+    "tensor with the other method": lambda: torch.zeros(6, 2).as_subclass(OnlyChunkList),
+    "object with the method": OnlyShards,
+    "object with both methods": BothMethods,
+    "ShardedTensor": lambda: make_sharded([((4, 0), torch.ones(1, 2)), ((5, 0), torch.zeros(1, 2))], (6, 2)),
+    "DTensor of a tensor": lambda: make_dtensor(torch.zeros(6, 2)),
+    "DTensor of a tensor with the method": lambda: make_dtensor(ShardsOfTensor(torch.zeros(6, 2))),
+    "DTensor of a tensor with both methods": lambda: make_dtensor(BothOfTensor(torch.zeros(6, 2))),
+    "number": lambda: 7,
+}
+INDICES = [(None, None), ((0, 0), None), ((4, 0), None), ((4, 0), 1), ((1, 1), 0)]
+
+
+REFUSED = object()
+
+
+def find_or_refuse(find: Callable[[], Any]) -> Any:
+    try:
+        return find()
+    except (ValueError, AttributeError):  # the latter for what has no size
+        return REFUSED
+
+
+def locate(found: Any) -> object:
+    """Return what identifies a result: views of the same memory are equal."""
+    return (found.data_ptr(), found.shape) if isinstance(found, torch.Tensor) else id(found)
+
+
+@pytest.mark.usefixtures("two_ranks")
+@pytest.mark.parametrize("kind", FOUND_AS_TORCH)
+@pytest.mark.parametrize(("offset", "hint"), INDICES)
+def test_what_torch_finds_is_found_here(kind: str, offset: tuple[int, ...] | None, hint: int | None) -> None:
+    value = FOUND_AS_TORCH[kind]()
+    index = MetadataIndex("w", offset, hint)
+
+    theirs = find_or_refuse(lambda: torch_checkpoint.find_tensor_shard(value, index))
+    ours = find_or_refuse(lambda: find_tensor_shard(value, index))
+    in_their_state = find_or_refuse(lambda: torch_checkpoint.find_state_dict_object({"w": value}, index))
+    in_our_state = find_or_refuse(lambda: find_state_dict_object({"w": value}, index))
+
+    if kind == "DTensor of a tensor" and offset not in (None, (0, 0)):
+        # Torch returns the local part, whatever the offset.
+        theirs = in_their_state = REFUSED
+    elif isinstance(value, OnlyShards) and not isinstance(value, torch.Tensor) and in_their_state is REFUSED:
+        # Torch asks only tensors for their parts.
+        in_their_state = theirs
+    elif kind == "number":
+        theirs = ours  # only tensors are passed to find_tensor_shard
+    assert locate(ours) == locate(theirs)
+    assert locate(in_our_state) == locate(in_their_state)
 
 
 @pytest.mark.usefixtures("two_ranks")
