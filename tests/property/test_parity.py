@@ -212,6 +212,21 @@ def test_a_function_changes_a_tree_as_torchs_does(tree: Any) -> None:
         assert outline(ours) == outline(torch_utils._apply_to_tensors(lambda tensor: tensor * 2, tree))
 
 
+def fill_in_place(tensor: torch.Tensor) -> None:
+    tensor.fill_(1)
+
+
+@pytest.mark.parametrize("function", [fill_in_place, torch.Tensor.zero_, torch.Tensor.numel, str])
+@given(TREES)
+def test_what_is_no_new_tensor_changes_a_tree_as_torchs_does(function: Callable[..., object], tree: Any) -> None:
+    other = deepcopy(tree)
+
+    ours, theirs = apply_to_tensors(function, tree), torch_utils._apply_to_tensors(function, other)
+
+    assert outline(ours) == outline(theirs)
+    assert outline(tree) == outline(other)
+
+
 @given(
     st.lists(TREES, max_size=3),
     st.dictionaries(st.text(max_size=3), TREES, max_size=3),

@@ -38,7 +38,8 @@ def apply_to_tensors(function: Callable[[torch.Tensor], object], tree: object) -
     """Return `tree` with `function` applied to every tensor, and every container of the type it was.
 
     Of a PackedSequence only `data` is passed to the function. Its batch sizes and indices are kept; the indices move
-    to the device of the new data.
+    to the device of the new data. A result that is no tensor, such as the None of a function that fills its tensor in
+    place, leaves the sequence as it is.
 
     An object that occurs twice is converted once, so that shared parts stay shared. A container in which nothing
     changed is returned as it is. An exception of `function` carries a note with the path of the tensor.
@@ -159,6 +160,8 @@ def _rebuild(step: _Step, parts: _Parts, values: Sequence[object]) -> object:
     old = step.node
     if all(new is was for new, was in zip(values, parts.values, strict=True)):
         return old
+    if isinstance(old, PackedSequence) and not isinstance(values[0], torch.Tensor):
+        return old
     try:
         new = _make(old, parts.keys, values)
     except TypeError as err:
@@ -227,10 +230,9 @@ def _iter_attributes(value: object) -> Iterator[tuple[str, object]]:
             yield name, object.__getattribute__(value, name)
 
 
-def _pack(old: PackedSequence, data: object) -> Sequence[object]:
+def _pack(old: PackedSequence, data: Any) -> Sequence[object]:
     """Return the fields of a PackedSequence with new data; torch needs the sizes on the CPU, the indices beside it."""
-    device = data.device if isinstance(data, torch.Tensor) else old.data.device
-    indices = [None if each is None else each.to(device) for each in (old.sorted_indices, old.unsorted_indices)]
+    indices = [None if each is None else each.to(data.device) for each in (old.sorted_indices, old.unsorted_indices)]
     return data, old.batch_sizes, *indices
 
 
