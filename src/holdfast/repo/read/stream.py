@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from difflib import get_close_matches
 from itertools import islice
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from holdfast.errors import NotFound
 from holdfast.repo.format.chunk import CHUNK_BYTES
@@ -22,11 +22,22 @@ _MAX_COMPARED: Final = 1000
 """How many names are compared with a missing one, to suggest a similar one."""
 
 
+@runtime_checkable
 class RangeSource(Protocol):
     """A source of bytes that can be read at any offset."""
 
-    def read_into(self, start: int, buffer: memoryview, /) -> None:
-        """Fill `buffer` with the bytes from `start` on; the caller asks only for bytes that exist."""
+    def read_into(self, start: int, buffer: memoryview, /) -> int | None:
+        """Fill `buffer` with the bytes from `start` on, and return how many there were; None means all."""
+
+
+class SeekableFile(Protocol):
+    """A binary file that can be read at any position, such as that of `open(path, "rb")`."""
+
+    def seek(self, offset: int, whence: int = ..., /) -> int:
+        """Set the position."""
+
+    def read(self, size: int = ..., /) -> Any:
+        """Return at most `size` bytes; none at the end of the file."""
 
 
 class RangeView(io.RawIOBase):
@@ -36,11 +47,20 @@ class RangeView(io.RawIOBase):
     """
 
     def __init__(
-        self, source: RangeSource, offset: int, size_bytes: int, *, on_close: Callable[[], None] = lambda: None
+        self,
+        source: RangeSource | SeekableFile,
+        offset: int,
+        size_bytes: int,
+        *,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        """Open the stream without reading; `on_close` is called once, when it is closed."""
+        """Open the stream without reading; `on_close` is called once, when it is closed.
+
+        The source may be any seekable binary file. The view sets the position of the file before each read, so the
+        file may have several views, used by one thread at a time. Closing a view does not close the file.
+        """
         super().__init__()
-        self._source = source
+        self._source = source if isinstance(source, RangeSource) else _FileBytes(source)
         self._offset = offset
         self._size_bytes = size_bytes
         self._position = 0
@@ -75,16 +95,17 @@ class RangeView(io.RawIOBase):
         self._verify_open()
         target = memoryview(buffer).cast("B")
         target = target[: max(0, self._size_bytes - self._position)]
-        if target:
-            self._source.read_into(self._offset + self._position, target)
-            self._position += target.nbytes
-        return target.nbytes
+        if not target:
+            return 0
+        filled = self._source.read_into(self._offset + self._position, target)
+        count = target.nbytes if filled is None else filled
+        self._position += count
+        return count
 
     def readall(self) -> bytes:
         """Return all remaining bytes, in one read."""
         data = bytearray(max(0, self._size_bytes - self.tell()))
-        self.readinto(data)
-        return bytes(data)
+        return bytes(memoryview(data)[: self.readinto(data)])
 
     def close(self) -> None:
         """Close the stream; may be called again."""
@@ -95,6 +116,24 @@ class RangeView(io.RawIOBase):
     def _verify_open(self) -> None:
         if self.closed:
             raise ValueError("this stream is closed")
+
+
+class _FileBytes:
+    """The bytes of a seekable file, which need not have `readinto`; there may be fewer than are asked for."""
+
+    def __init__(self, file: SeekableFile) -> None:
+        self._file = file
+
+    def read_into(self, start: int, buffer: memoryview, /) -> int:
+        self._file.seek(start)
+        filled = 0
+        while filled < buffer.nbytes and (piece := self._file.read(buffer.nbytes - filled)):
+            if not isinstance(piece, bytes):
+                kind = f"a {type(self._file).__name__} returned {type(piece).__name__}"
+                raise TypeError(f"{kind} and not bytes; open the file in binary mode, 'rb'")
+            buffer[filled : filled + len(piece)] = piece
+            filled += len(piece)
+        return filled
 
 
 class _EntryBytes:

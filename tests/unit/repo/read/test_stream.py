@@ -9,6 +9,7 @@ import pickle
 import random
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,45 @@ class Source:
         buffer[:] = self.data[start : start + buffer.nbytes]
 
 
+class OnlyReads:
+    """A file as some libraries make it: it has no readinto, and a read may return less than was asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        self._file = io.BytesIO(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        return self._file.seek(offset, whence)
+
+    def read(self, size: int = -1, /) -> bytes:
+        return self._file.read(min(size, 3) if size >= 0 else size)
+
+
+def make_disk_file(data: bytes) -> io.BufferedReader:
+    with tempfile.NamedTemporaryFile(delete=False) as file:
+        file.write(data)
+    opened = open(file.name, "rb")  # noqa: SIM115 - the test closes it
+    Path(file.name).unlink()
+    return opened
+
+
+def make_spooled_file(data: bytes) -> Any:
+    file = tempfile.SpooledTemporaryFile()  # noqa: SIM115 - the test closes it
+    file.write(data)
+    return file
+
+
+FILES: dict[str, Callable[[bytes], Any]] = {
+    "source": Source,
+    "disk": make_disk_file,
+    "unbuffered": lambda data: make_disk_file(data).detach(),
+    "memory": io.BytesIO,
+    "spooled": make_spooled_file,
+    "only reads": OnlyReads,
+    "view of a file": lambda data: RangeView(io.BytesIO(b"xx" + data + b"xx"), 2, len(data)),
+    "reader of a view": lambda data: io.BufferedReader(RangeView(Source(data), 0, len(data)), buffer_size=4),
+}
+"""Everything that a view can be opened over, each with these bytes."""
+
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("seek"), st.integers(-40, 40), st.sampled_from([os.SEEK_SET, os.SEEK_CUR, os.SEEK_END])),
@@ -66,13 +106,14 @@ def run(stream: Any, step: tuple[Any, ...]) -> object:
         return "refused"
 
 
+@pytest.mark.parametrize("kind", FILES)
 @given(st.binary(max_size=60), st.integers(0, 60), st.integers(0, 60), STEPS, st.booleans())
 def test_a_view_is_a_stream_of_the_bytes_in_its_window(
-    data: bytes, offset: int, size: int, steps: list[tuple[Any, ...]], is_buffered: bool
+    kind: str, data: bytes, offset: int, size: int, steps: list[tuple[Any, ...]], is_buffered: bool
 ) -> None:
     offset = min(offset, len(data))
     size = min(size, len(data) - offset)
-    source = Source(data)
+    source = FILES[kind](data)
     raw = RangeView(source, offset, size)
     view: Any = io.BufferedReader(raw, buffer_size=4) if is_buffered else raw
     with tempfile.TemporaryFile(buffering=-1 if is_buffered else 0) as model:
@@ -80,7 +121,42 @@ def test_a_view_is_a_stream_of_the_bytes_in_its_window(
         model.seek(0)
         for step in steps:
             assert run(view, step) == run(model, step), step
-    assert all(offset <= start <= stop <= offset + size for start, stop in source.reads)
+    if isinstance(source, Source):
+        assert all(offset <= start <= stop <= offset + size for start, stop in source.reads)
+    elif not isinstance(source, OnlyReads):
+        source.close()
+
+
+@given(st.binary(max_size=20), st.integers(0, 30), st.integers(0, 30), STEPS)
+def test_a_view_of_a_file_ends_where_the_file_ends(
+    data: bytes, offset: int, size: int, steps: list[tuple[Any, ...]]
+) -> None:
+    """Reads what is there; only positions from the end count from the end that was stated."""
+    with io.BytesIO(data) as file, make_disk_file(data[offset : offset + size]).detach() as model:
+        view = RangeView(file, offset, size)
+        for step in steps:
+            if step[0] != "seek" or step[2] != os.SEEK_END:
+                assert run(view, step) == run(model, step), step
+
+
+def test_several_views_of_one_file_have_positions_of_their_own() -> None:
+    with io.BytesIO(bytes(range(20))) as file:
+        first, second = RangeView(file, 0, 10), RangeView(file, 10, 10)
+
+        assert [first.read(2), second.read(2), first.read(2), second.read()] == [
+            bytes([0, 1]),
+            bytes([10, 11]),
+            bytes([2, 3]),
+            bytes(range(12, 20)),
+        ]
+        first.close()
+        assert not file.closed
+
+
+@pytest.mark.parametrize("text", [io.StringIO("abc"), io.StringIO("äöü")])
+def test_a_file_of_text_is_refused_and_named(text: io.StringIO) -> None:
+    with pytest.raises(TypeError, match=r"a StringIO returned str and not bytes; open the file in binary mode, 'rb'"):
+        RangeView(text, 0, 2).read()
 
 
 @needs_ability("end a view of a file where it ends")
@@ -95,7 +171,7 @@ def test_a_view_reads_what_torchs_reader_view_reads(
 ) -> None:
     offset = min(offset, len(data) - 1)
     size = min(size, len(data) - offset)
-    ours, theirs = RangeView(Source(data), offset, size), _create_file_view(io.BytesIO(data), offset, size)
+    ours, theirs = RangeView(io.BytesIO(data), offset, size), _create_file_view(io.BytesIO(data), offset, size)
 
     assert (ours.readable(), ours.seekable(), ours.writable()) == (True, True, False)
     for position, count in reads:
