@@ -85,6 +85,12 @@ def test_cat_of_a_plain_value_says_where_it_is(saved: Cli) -> None:
     )
 
 
+def test_cat_writes_a_short_text_as_it_writes_a_long_one(saved: Cli) -> None:
+    assert saved.ok("cat", "run/1", "opt.name") == "AdamW"
+    assert saved.ok("cat", "run/1", "opt.name", "--range=1:-1") == "dam"
+    assert saved.ok("cat", "run/1", "text", "--range=:3") == "xxx"
+
+
 def save_share(ranks: ThreadRanks, cli: Cli) -> object:
     sources = [BytesSource("own", noise(600, ranks.rank))]
     root = ManifestPart({"tree": ["dict", "own", ["@bytes", 0]]}, [Entry("own", 600, (), {"type": "bytes"}, dims=1)])

@@ -33,6 +33,9 @@ _MAX_KEY_DEPTH: Final = 8
 _MAX_INT_BITS: Final = 256
 """Longer integers are shown in hexadecimal, which takes linear time and has no limit of digits."""
 
+_TEXTS: Final = frozenset({"str", "bytes", "bytearray"})
+"""Values that are entries if they are long, and are in the tree itself if they are short."""
+
 # The index of a container's first child in its node, by tag; children of pairs and fields have a key before them.
 PAIRS_START: Final = {"dict": 1, "odict": 1, "odict+": 2, "counter": 1, "counter+": 2, "defaultdict": 2}
 FIELDS_START: Final = {"dataclass": 2, "namedtuple": 2}
@@ -106,6 +109,17 @@ def _find_tag(node: Json) -> str:
     if type(node) is not list or not node or type(node[0]) is not str:
         raise Corrupt(f"the tree contains a JSON {type(node).__name__} that is not a value; run `holdfast check`")
     return node[0]
+
+
+def encode_short(leaf: Leaf) -> bytes | None:
+    """Return the bytes of a text, or of bytes, that the tree itself contains: those that an entry of it would have.
+
+    None for any other value.
+    """
+    if leaf.tag not in _TEXTS:
+        return None
+    value: Any = leaf.node if type(leaf.node) is str else _decode_plain(leaf.node)
+    return value.encode(errors="surrogatepass") if isinstance(value, str) else bytes(value)
 
 
 def has_children(node: Json) -> bool:

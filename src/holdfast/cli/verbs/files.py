@@ -7,9 +7,10 @@ import re
 import time
 from argparse import ArgumentParser, Namespace
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Final
+from io import BytesIO
+from typing import TYPE_CHECKING, Final
 
 from holdfast.cli.lookup import open_to_read, open_to_write, read_named_snapshot
 from holdfast.cli.output import Output, count, describe_saved, format_bytes
@@ -32,6 +33,9 @@ from holdfast.repo.format.layout import verify_user_name
 from holdfast.repo.read.reader import SnapshotReader, open_snapshot
 from holdfast.repo.read.stream import open_entry
 from holdfast.texts import list_some
+
+if TYPE_CHECKING:
+    from holdfast.trees.outline import Leaf
 
 _RANGE: Final = re.compile(r"(-?[0-9]{1,18})?:(-?[0-9]{1,18})?")
 _TREE: Final = "tree"
@@ -154,16 +158,14 @@ def run_cat(options: Namespace, url: str, output: Output) -> int:
     """Write the bytes of one entry to standard output, each piece verified before it is written."""
     repo = open_to_read(url, output)
     with open_snapshot(repo, read_named_snapshot(repo.store, options.name, output)) as reader:
-        if options.entry not in reader.manifest.names and options.entry in _find_plain(reader, None):
-            name = reader.snapshot.name
-            raise NotFound(
-                f"{options.entry!r} in {name!r} is a plain value and not an entry;"
-                f" `holdfast show {name} {options.entry}` prints it",
-                name=options.entry,
-            )
-        size = reader.find_entry(options.entry).size_bytes
+        short = None if options.entry in reader.manifest.names else _find_short(reader, options.entry)
+        size = reader.find_entry(options.entry).size_bytes if short is None else len(short)
         start, stop = _parse_range(options.range, size)
-        with open_entry(reader, options.entry, start=start, size_bytes=stop - start) as stream:
+        with (
+            open_entry(reader, options.entry, start=start, size_bytes=stop - start)
+            if short is None
+            else BytesIO(short[start:stop]) as stream
+        ):
             if options.json:
                 facts: dict[str, Json] = {"name": reader.snapshot.name, "entry": options.entry, "size": size}
                 data = b64encode(stream.read()).decode()
@@ -186,15 +188,34 @@ def _parse_range(text: str | None, size_bytes: int) -> tuple[int, int]:
     return start, max(start, stop)
 
 
+def _find_short(reader: SnapshotReader, name: str) -> bytes | None:
+    """Return a text that the tree itself contains; None if there is no such value, NotFound if it is no text."""
+    from holdfast.trees.outline import encode_short
+
+    found = [leaf for leaf in _iter_plain(reader) if leaf.name == name]
+    data = encode_short(found[0]) if found else None
+    if found and data is None:
+        raise NotFound(
+            f"{name!r} in {reader.snapshot.name!r} is a plain value and not an entry;"
+            f" `holdfast show {reader.snapshot.name} {name}` prints it",
+            name=name,
+        )
+    return data
+
+
 def _find_plain(reader: SnapshotReader, only: str | None) -> list[str]:
     """Return the names of the plain values of a tree that match the pattern."""
-    spec = reader.manifest.spec
-    if not isinstance(spec, dict) or _TREE not in spec:
-        return []
+    names = [leaf.name or "(the tree)" for leaf in _iter_plain(reader)]
+    return [name for name in names if only is None or fnmatchcase(name, only)]
+
+
+def _iter_plain(reader: SnapshotReader) -> Iterator[Leaf]:
+    """Yield the plain values of a tree."""
     from holdfast.trees.outline import iter_leaves
 
-    names = [leaf.name or "(the tree)" for leaf in iter_leaves(spec[_TREE]) if not leaf.tag.startswith("@")]
-    return [name for name in names if only is None or fnmatchcase(name, only)]
+    spec = reader.manifest.spec
+    if isinstance(spec, dict) and _TREE in spec:
+        yield from (leaf for leaf in iter_leaves(spec[_TREE]) if not leaf.tag.startswith("@"))
 
 
 def _verify_some_file(reader: SnapshotReader, plain: Sequence[str], only: str | None) -> None:

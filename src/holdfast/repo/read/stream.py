@@ -196,8 +196,21 @@ def open_entry(
     The stream reads only the chunks it needs and verifies each as a whole; a damaged chunk raises Corrupt.
     """
     entry = _find_near(reader, name)
-    size = entry.size_bytes - start if size_bytes is None else size_bytes
-    if start < 0 or size < 0 or start + size > entry.size_bytes:
-        raise ValueError(f"bytes {start} to {start + size} are out of range: {name!r} has {entry.size_bytes} bytes")
-    view = RangeView(_EntryBytes(reader, entry), start, size, on_close=on_close)
-    return io.BufferedReader(view, buffer_size=_BUFFER_BYTES)
+    source = _EntryBytes(reader, entry)
+    return open_range(source, entry.size_bytes, name, start=start, size_bytes=size_bytes, on_close=on_close)
+
+
+def open_range(
+    source: RangeSource | SeekableFile,
+    total_bytes: int,
+    name: str,
+    *,
+    start: int = 0,
+    size_bytes: int | None = None,
+    on_close: Callable[[], None] = lambda: None,
+) -> io.BufferedReader:
+    """Return the bytes of a source, or `size_bytes` of them from `start` on, as a stream; raises ValueError."""
+    size = total_bytes - start if size_bytes is None else size_bytes
+    if start < 0 or size < 0 or start + size > total_bytes:
+        raise ValueError(f"bytes {start} to {start + size} are out of range: {name!r} has {total_bytes} bytes")
+    return io.BufferedReader(RangeView(source, start, size, on_close=on_close), buffer_size=_BUFFER_BYTES)

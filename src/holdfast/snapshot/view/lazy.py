@@ -9,7 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from typing import Any
 
 import torch
@@ -27,11 +27,11 @@ from holdfast.repo.names.listed import list_user_names
 from holdfast.repo.names.snapshots import CommittedSnapshot, read_snapshot
 from holdfast.repo.names.tags import read_tag
 from holdfast.repo.read.reader import Verify, open_snapshot
-from holdfast.repo.read.stream import open_entry
+from holdfast.repo.read.stream import open_entry, open_range
 from holdfast.snapshot.into.journal import Journal
 from holdfast.snapshot.into.load_into import load_into
 from holdfast.snapshot.into.plan import IntoOptions
-from holdfast.snapshot.leaves import PARTS, TENSOR, TENSOR_TAGS, iter_entry_numbers
+from holdfast.snapshot.leaves import PARTS, TENSOR, TENSOR_TAGS, describe_node, iter_entry_numbers
 from holdfast.snapshot.load.cast import is_cast, verify_dtype
 from holdfast.snapshot.load.load import load_node, load_tree
 from holdfast.snapshot.load.merge_trees import warn_alone
@@ -50,9 +50,9 @@ from holdfast.snapshot.view.shared_memory import SharedMemory
 from holdfast.snapshot.view.slices import SliceIndex, is_sliceable, read_slice
 from holdfast.tensors.fakes import find_fake_mode
 from holdfast.tensors.spec import TensorSpec, decode_spec
-from holdfast.texts import format_bytes
+from holdfast.texts import count, format_bytes
 from holdfast.trees.encoding import encode_tree, refuse
-from holdfast.trees.outline import Leaf, TreePath
+from holdfast.trees.outline import Leaf, TreePath, encode_short
 from holdfast.trees.registered import Types
 
 LeafKey = str | Sequence[object]
@@ -163,14 +163,41 @@ class Snapshot:
     def open_file(self, entry: str, *, start: int = 0, size_bytes: int | None = None) -> BufferedReader:
         """Open an entry, or `size_bytes` of it from `start` on, as a seekable stream; close it after use.
 
-        Only chunks that are read from are fetched, and each is verified. Raises NotFound.
+        Only chunks that are read from are fetched, and each is verified. Text and bytes can be opened, too, however
+        short they are. Raises NotFound, which says what the value is if it has no bytes.
         """
         with ExitStack() as stack:
             reader = stack.enter_context(open_snapshot(self._repo, self._record))
             kept = ExitStack()
-            opened = open_entry(reader, entry, start=start, size_bytes=size_bytes, on_close=kept.close)
+            try:
+                opened = open_entry(reader, entry, start=start, size_bytes=size_bytes, on_close=kept.close)
+            except NotFound as missing:
+                data = self._find_short(entry, missing)
+                return open_range(BytesIO(data), len(data), entry, start=start, size_bytes=size_bytes)
             kept.push(stack.pop_all())
         return opened
+
+    def _find_short(self, name: str, missing: NotFound) -> bytes:
+        """Return the bytes of a short value; raises `missing` if there is no such value, NotFound if it is no text."""
+        try:
+            found = self.open().find(name)
+        except NotFound:
+            raise missing from None
+        data = encode_short(found.leaves[0]) if found.is_leaf else None
+        if data is None:
+            raise NotFound(f"no entry {name!r} in {self.name!r}: it {self._explain(found)}", name=name) from None
+        return data
+
+    def _explain(self, found: FoundLeaves) -> str:
+        """Say what a value is that is not an entry."""
+        leaf = found.leaves[0]
+        if not found.is_leaf:
+            return f"has {count(len(found.leaves), 'leaf')} below it; open one of them, such as {leaf.name!r}"
+        numbers = iter_entry_numbers(leaf.node, what=leaf.name)
+        entries = [repr(self.open().entry(number).name) for number in numbers]
+        if entries:
+            return f"is {describe_node(leaf.node)}, which is stored as {', '.join(entries)}; open one of them"
+        return f"is {describe_node(leaf.node)}, which has no bytes; store.load({self.name!r}) loads it"
 
     def load(self, options: LoadOptions | None = None) -> Any:
         """Load the whole tree into new memory."""

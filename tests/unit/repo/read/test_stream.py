@@ -24,6 +24,7 @@ from holdfast.errors import DigestMismatch, NotFound
 from holdfast.repo.format.chunk import CHUNK_BYTES
 from holdfast.repo.read.reader import open_snapshot
 from holdfast.repo.read.stream import RangeView, open_entry
+from holdfast.trees.encoding import MAX_INLINE
 from tests.kit.capabilities import needs_ability
 
 DATA = random.Random(7).randbytes(3 * CHUNK_BYTES + 12_345)
@@ -291,6 +292,50 @@ def test_a_part_of_an_entry_can_be_opened_as_a_stream(store: holdfast.Store) -> 
             snapshot.open_file("blob", start=start, size_bytes=size)
     with pytest.raises(NotFound, match="no entry 'blub' in 'a'"):
         store.open_file("a", "blub")
+
+
+LENGTHS = [0, 1, MAX_INLINE, MAX_INLINE + 1]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [make(length) for length in LENGTHS for make in (lambda n: "x" * n, lambda n: "\udcff" * n, bytes, bytearray)],
+    ids=lambda value: f"{type(value).__name__}-{len(value)}",
+)
+def test_a_text_opens_as_the_same_bytes_however_long_it_is(value: str | bytes | bytearray) -> None:
+    store = holdfast.open("memory://")
+    store.save("a", {"deep": [value]})
+    data = value.encode(errors="surrogatepass") if isinstance(value, str) else bytes(value)
+
+    with store.open_file("a", "deep.0") as stream:
+        assert isinstance(stream, io.BufferedReader)
+        assert (stream.read(), stream.seek(0, os.SEEK_END)) == (data, len(data))
+    with store.snapshot("a").open_file("deep.0", start=len(data) // 2) as stream:
+        assert stream.read() == data[len(data) // 2 :]
+    with pytest.raises(ValueError, match=f"'deep.0' has {len(data)} bytes"):
+        store.snapshot("a").open_file("deep.0", start=len(data) + 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("step", r"it is an int, which has no bytes; store.load\('a'\) loads it"),
+        ("lrs", r"it has 2 leaves below it; open one of them, such as 'lrs.0'"),
+        ("none", r"it is None, which has no bytes"),
+        (
+            "sparse",
+            r"it is a sparse_coo tensor, which is stored as 'sparse.indices', 'sparse.values'; open one of them",
+        ),
+        ("stepp", r"no entry 'stepp' in 'a'"),
+    ],
+)
+def test_what_has_no_bytes_of_its_own_says_what_it_is(path: str, what: str) -> None:
+    store = holdfast.open("memory://")
+    sparse = torch.tensor([[0.0, 1.0]]).to_sparse()
+    store.save("a", {"step": 3, "lrs": [0.1, 0.2], "none": None, "sparse": sparse})
+
+    with pytest.raises(NotFound, match=what):
+        store.open_file("a", path)
 
 
 def test_others_can_use_it_as_the_file_that_was_saved(tmp_path: Path) -> None:
