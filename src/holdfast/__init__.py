@@ -1,9 +1,11 @@
-"""The public API of Holdfast; each name is loaded from its module on first use."""
+"""The public API of Holdfast; each name, and each module as an attribute of its package, is loaded on first use."""
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Final
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.moved import install
 
@@ -121,6 +123,30 @@ _HOME: Final = {
 }
 
 install()
+
+
+class _Package(ModuleType):
+    """A package whose modules are attributes without an import: `holdfast.dcp` works after `import holdfast`."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Import the module that is called `name`; only called for what is not an attribute yet."""
+        path = f"{self.__name__}.{name}"
+        if not name.startswith("_"):
+            try:
+                return import_module(path)
+            except ModuleNotFoundError as error:
+                if error.name != path:  # the module exists, and needs a package that is not installed
+                    raise
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute; Python sets every module that it has imported as an attribute of its package."""
+        if type(value) is ModuleType and value.__name__ == f"{self.__name__}.{name}" and "__path__" in vars(value):
+            value.__class__ = _Package
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 if not TYPE_CHECKING:  # type checkers would accept every name
 

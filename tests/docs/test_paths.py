@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -67,6 +69,64 @@ def _is_module(path: Path) -> bool:
 @pytest.mark.parametrize("page", PAGES)
 def test_the_modules_and_names_that_a_page_mentions_exist(page: str) -> None:
     assert list(iter_unknown_names((ROOT / page).read_text(encoding="utf-8"), ROOT / "src")) == []
+
+
+_RESOLVE: Final = """
+import sys
+import holdfast
+
+assert "torch" not in sys.modules
+for named in sys.argv[1:]:
+    found = holdfast
+    for word in named.split(".")[1:]:
+        try:
+            found = getattr(found, word)
+        except AttributeError as error:
+            sys.stdout.write(f"{named}: {error}\\n")
+            break
+        except ImportError as error:
+            # A framework that is not installed: the module of Holdfast was found.
+            assert not (error.name or "").startswith("holdfast"), named
+            break
+"""
+
+
+def resolve_names(names: Iterable[str], *, after: str = "import holdfast") -> list[str]:
+    """Return a line for each name that is no attribute after `import holdfast` and no other import."""
+    program = f"{after}\n{_RESOLVE}"
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, *names], capture_output=True, text=True, check=True
+    )
+    return [line for line in ran.stdout.splitlines() if line.startswith("holdfast")]  # frameworks print, too
+
+
+@pytest.mark.slow
+def test_every_name_that_a_page_mentions_is_an_attribute_after_import_holdfast() -> None:
+    texts = [(ROOT / page).read_text(encoding="utf-8") for page in PAGES]
+    names = sorted({named for text in texts for named in _DOTTED.findall(text)})
+
+    assert len(names) > 100
+    assert resolve_names(names) == []
+
+
+@pytest.mark.parametrize(
+    "loaded", ["", "import holdfast.repo.format.boxes", "from holdfast import repo", "import holdfast.repo"]
+)
+def test_a_module_is_an_attribute_whatever_was_imported_before(loaded: str) -> None:
+    names = ["holdfast.repo.format.boxes.Box", "holdfast.repo.read.stream.RangeView", "holdfast.progress.Progress"]
+
+    assert resolve_names(names, after=loaded) == []
+
+
+def test_what_is_no_module_is_no_attribute() -> None:
+    names = ["holdfast.nothing", "holdfast.repo.nothing", "holdfast.repo.format.boxes.nothing", "holdfast._nothing"]
+
+    assert resolve_names(names) == [
+        "holdfast.nothing: module 'holdfast' has no attribute 'nothing'",
+        "holdfast.repo.nothing: module 'holdfast.repo' has no attribute 'nothing'",
+        "holdfast.repo.format.boxes.nothing: module 'holdfast.repo.format.boxes' has no attribute 'nothing'",
+        "holdfast._nothing: module 'holdfast' has no attribute '_nothing'",
+    ]
 
 
 def test_a_module_that_does_not_exist_is_reported() -> None:
