@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
@@ -99,14 +99,19 @@ class VerifiedChunks:
 
     def add(self, location: Location, *, version: str) -> None:
         """Remember a copy that was just read and found intact; `version` is that of its pack before the read."""
+        self.add_all(location.pack_id, [location.offset], version=version)
+
+    def add_all(self, pack_id: str, offsets: Sequence[int], *, version: str) -> None:
+        """Do the same for the copies at these offsets in a pack."""
         if self._count >= _LIMIT:
             self._proofs.clear()
             self._count = 0
-        proof = self._proofs.get(location.pack_id)
+        proof = self._proofs.get(pack_id)
         if proof is None or proof.version != version:
-            proof = self._proofs[location.pack_id] = _Proof(version)
-        self._count += location.offset not in proof.read_s
-        proof.read_s[location.offset] = self._clock()
+            proof = self._proofs[pack_id] = _Proof(version)
+        before = len(proof.read_s)
+        proof.read_s.update(dict.fromkeys(offsets, self._clock()))
+        self._count += len(proof.read_s) - before
 
     def forget(self, pack_id: str) -> None:
         """Forget all copies in a pack, because something in it was found to be damaged."""

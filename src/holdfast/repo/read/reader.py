@@ -17,7 +17,7 @@ from holdfast.errors import Corrupt, DigestMismatch, NotFound, SnapshotGone, Sto
 from holdfast.objects.blocks import PAGE_BYTES, BlockPool
 from holdfast.objects.disk_cache import DiskCache, find_cache
 from holdfast.objects.protocol import KeepingStore, LendingStore, MappableStore, ReadInto
-from holdfast.objects.together import count_requests_at_once
+from holdfast.objects.together import checks_uploads, count_requests_at_once
 from holdfast.progress import LockedProgress, Progress
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import CHUNK_BYTES, UNIT_BYTES, ChunkRef, verify_chunk
@@ -115,6 +115,10 @@ class SnapshotReader:
         self._at_once = at_once if self._lending is None else self._lending.reads_at_once
         self._stages = repo.counters.stages
         self._proven = repo.proven
+        # What is verified by BLAKE3 need not be read again by a save; a store that checks its uploads needs no proof.
+        self._is_proof = self._verify == "full" and not checks_uploads(repo.store)
+        self._versions: dict[str, str | None] = {}
+        """The version of each pack before it was first read from; None if it is unknown, or if the pack is damaged."""
         self._engine = Engine(
             "holdfast-read", budget_bytes=repo.budget_bytes, waits=True, requests_at_once=self._at_once
         )
@@ -309,9 +313,12 @@ class SnapshotReader:
     def _read_stretches(self, read_into: ReadInto, batch: Sequence[Stretch], watch: WriteObserver | None) -> None:
         for stretch in batch:
             try:
+                self._note_version(stretch.pack_id)
                 self._read_stretch(read_into, stretch, watch)
+                self._note_verified(stretch)
             except (NotFound, Corrupt, StoreError):
                 # Part of the stretch is unreadable or damaged. Read each chunk by itself, from any intact copy.
+                self._versions[stretch.pack_id] = None
                 self._proven.forget(stretch.pack_id)
                 for want in stretch.wants:
                     self._put_chunk(want, watch)
@@ -320,6 +327,33 @@ class SnapshotReader:
                 for want in stretch.wants:
                     watch.end(want.entry.name)
             self._advance(stretch.wants)
+
+    def _note_version(self, pack_id: str) -> None:
+        """Remember the version of a pack before its first read: if the pack changes later, the proofs are outdated."""
+        if self._is_proof and pack_id not in self._versions:
+            try:
+                version = self._store.stat(pack_key(pack_id)).version
+            except (NotFound, StoreError):
+                version = None
+            self._versions.setdefault(pack_id, version)
+
+    def _note_verified(self, stretch: Stretch) -> None:
+        """Remember copies that were read and verified by BLAKE3, so that the next save need not read them."""
+        # The chunks of a stretch are all deltas, all bases of deltas, or neither.
+        first = stretch.wants[0]
+        # A base was only compared with its fingerprint; that it is intact is proven when the delta becomes its chunk.
+        if not self._is_proof or first.of is not None:
+            return
+        self._add_proofs(stretch.pack_id, [want.location.offset for want in stretch.wants])
+        if first.location.base is not None:
+            for base in (want.location.base for want in stretch.wants):
+                if base is not None:
+                    self._add_proofs(base.location.pack_id, [base.location.offset])
+
+    def _add_proofs(self, pack_id: str, offsets: Sequence[int]) -> None:
+        version = self._versions.get(pack_id)
+        if version is not None:
+            self._proven.add_all(pack_id, offsets, version=version)
 
     def _read_lent(self, store: LendingStore, stretch: Stretch, watch: WriteObserver | None) -> None:
         """Read adjacent chunks, from the cache or with one request; read those that are damaged by themselves."""

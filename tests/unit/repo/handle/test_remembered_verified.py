@@ -6,18 +6,35 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import pytest
+import torch
 
-from holdfast.errors import DigestMismatch
+import holdfast
+from holdfast.errors import DigestMismatch, StoreError
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore
+from holdfast.objects.protocol import ObjectInfo
 from holdfast.repo.format.chunk import Location
+from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.remembered import SAMPLE_SHARE, TRUST_S, VerifiedChunks
-from holdfast.repo.handle.repository import Repository
+from holdfast.repo.handle.repository import Repository, open_repository
+from holdfast.repo.read.reader import Verify, open_snapshot
 from holdfast.repo.write.existing import ExistingChunks
-from tests.kit.saving import flip, load_bytes, new_repo, noise, only_pack, pack_of, save_bytes
+from holdfast.repo.write.writer import Request, save
+from tests.kit.deltas import save_step, trained
+from tests.kit.saving import (
+    flip,
+    load_bytes,
+    new_repo,
+    noise,
+    only_pack,
+    pack_of,
+    replace_object,
+    save_bytes,
+    snapshot_of,
+)
 
 MIB: Final = 1 << 20
 
@@ -115,6 +132,141 @@ def test_a_handle_reads_what_others_wrote_once_and_what_it_wrote_never() -> None
     assert store.reads == 3
     save_bytes(second, "run/4", {"x": data})
     assert store.reads == 3
+
+
+Save = Callable[[Repository, str], object]
+Store = TypeVar("Store", bound=Reading)
+STORED: Final[dict[str, Save]] = {
+    "raw": lambda repo, name: save_bytes(repo, name, {"x": noise(3 * MIB), "small": noise(20_000, 1)}),
+    "encoded": lambda repo, name: save(
+        repo, Request(name, [BytesSource("x", bytes(MIB) + noise(2 * MIB))], compression="fast")
+    ),
+    "delta": lambda repo, name: save_step(repo, name, {"w": trained(1)}, delta=3),
+}
+
+
+def make_stored(kind: str, make: type[Store]) -> Store:
+    store = make()
+    repo = open_repository(store, create=True)
+    if kind == "delta":
+        save_step(repo, "run/0", {"w": trained(0)}, delta=3)
+    STORED[kind](repo, "run/1")
+    return store
+
+
+def load_whole(repo: Repository, verify: Verify) -> None:
+    with open_snapshot(repo, snapshot_of(repo, "run/1"), verify=verify) as reader:
+        for entry in reader.manifest.iter_entries():
+            reader.read_entry(entry.name)
+
+
+@pytest.mark.usefixtures("unsampled")
+@pytest.mark.parametrize("kind", STORED)
+@pytest.mark.parametrize("verify", ["full", "device", "fast", False])
+def test_what_a_load_has_verified_in_full_is_not_read_by_the_first_save(kind: str, verify: Verify) -> None:
+    store = make_stored(kind, Reading)
+    repo = open_repository(store)
+    load_whole(repo, verify)
+
+    store.reads = 0
+    STORED[kind](repo, "run/2")
+
+    assert (store.reads == 0) == (verify in ("full", "device"))
+
+
+@pytest.mark.parametrize("kind", STORED)
+def test_saves_after_a_load_read_the_sample_as_saves_after_a_save_do(kind: str) -> None:
+    store = make_stored(kind, Reading)
+    after_load, after_save = open_repository(store), open_repository(store)
+    load_whole(after_load, "full")
+    STORED[kind](after_save, "run/own")
+    counts = []
+    for repo, first in ((after_load, 0), (after_save, 1)):
+        store.reads = 0
+        for number in range(first, SAMPLE_SHARE + first):
+            STORED[kind](repo, f"run/{id(repo)}-{number}")
+        counts.append(store.reads)
+
+    assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.usefixtures("unsampled")
+def test_a_part_that_was_loaded_counts_and_the_rest_does_not() -> None:
+    store = make_stored("raw", Reading)
+    repo = open_repository(store)
+    with open_snapshot(repo, snapshot_of(repo, "run/1")) as reader:
+        reader.read_into(reader.find_entry("x"), MIB + 5, memoryview(bytearray(10)))
+
+    store.reads = 0
+    STORED["raw"](repo, "run/2")
+
+    assert store.reads == 3  # two chunks of x, and the small entry
+
+
+class ChangedDuringRead(Reading):
+    """A store in which somebody writes to a pack after its bytes were read, before the load is done."""
+
+    change_next = False
+
+    def read_into(self, key: str, start: int, buffer: memoryview) -> None:
+        super().read_into(key, start, buffer)
+        if self.change_next and key.startswith("packs/"):
+            self.change_next = False
+            replace_object(self, key, bytes(self._objects[key].data))
+
+
+@pytest.mark.usefixtures("unsampled")
+def test_a_pack_that_changes_while_it_is_loaded_is_read_by_the_first_save() -> None:
+    store = make_stored("raw", ChangedDuringRead)
+    repo = open_repository(store)
+    store.change_next = True
+    load_whole(repo, "full")
+    assert not store.change_next
+
+    store.reads = 0
+    STORED["raw"](repo, "run/2")
+
+    assert store.reads == 4
+
+
+class VersionsUnknown(Reading):
+    def stat(self, key: str) -> ObjectInfo:
+        if key.startswith("packs/") and self.reads:
+            raise StoreError("the version cannot be read")
+        return super().stat(key)
+
+
+def test_a_load_does_not_need_the_versions_of_packs() -> None:
+    store = make_stored("raw", VersionsUnknown)
+    store.reads = 1
+
+    load_whole(open_repository(store), "full")
+
+
+def note_read(read: list[str], inner: Callable[..., None]) -> Callable[..., None]:
+    def read_into(store: LocalStore, key: str, start: int, buffer: memoryview) -> None:
+        read.append(key)
+        inner(store, key, start, buffer)
+
+    return read_into
+
+
+@pytest.mark.usefixtures("unsampled")
+@pytest.mark.parametrize("into", [False, True])
+def test_a_resumed_run_reads_nothing_back_in_its_first_save(
+    tmp_path: Path, into: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"model": torch.arange(600_000.0), "optimizer": {"small": torch.ones(3)}, "text": "x" * 5000, "step": 1}
+    holdfast.open(tmp_path / "s").save("run/1", state)
+    store = holdfast.open(tmp_path / "s")
+    state = store.load_into("run/1", state) if into else store.load("run/1")
+    read: list[str] = []
+    monkeypatch.setattr(LocalStore, "read_into", note_read(read, LocalStore.read_into))
+
+    result = store.save("run/2", state)
+
+    assert result.new_bytes < 100  # the smallest tensor is in the manifest
+    assert [key for key in read if key.startswith("packs/")] == []
 
 
 def test_as_many_saves_as_a_sample_takes_read_each_chunk_once() -> None:
