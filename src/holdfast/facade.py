@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 
 class Store(TreeMethods, FileMethods, SnapshotMethods, ModelMethods, UpkeepMethods):
-    """One content-addressed store. Thread-safe; after a fork, the child reopens the store on first use.
+    """One content-addressed store. Thread-safe; a forked child reopens it on first use, unless it is in a bucket.
+
+    Of a bucket that the parent has used, a child gets StoreError: start it with `spawn` or `forkserver`.
 
     Torch itself may hang in a forked child that computes with several threads: call `torch.set_num_threads(1)` there.
     """

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import json_text
+from holdfast.cli.verbs import doctor
 from holdfast.files import cuts
 from holdfast.objects import protocol
 from holdfast.repo.format import chunk, columns, layout, record
@@ -33,6 +34,9 @@ LIMITS = [
     ("trees.md", r"Containers nest at most (\d+) deep", outline.MAX_TREE_DEPTH),
     ("trees.md", r"text that is not valid Unicode; bytes of at most (\d+)", encoding.MAX_INLINE),
     ("trees.md", r"surrogates passed\) and bytes of more than (\d+)", encoding.MAX_INLINE),
+    ("../../README.md", r"a small save waits for (\d+) requests, one after the other", doctor.SMALL_SAVE_ROUNDS),
+    ("../how-to/use-object-stores.md", r"a small save waits for (\d+), one after the other", doctor.SMALL_SAVE_ROUNDS),
+    ("../design/0025-rounds-of-a-save.md", r"small save, same handle \|.*\| \d+, (\d+) \|", doctor.SMALL_SAVE_ROUNDS),
 ]
 
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from holdfast.objects.cloud.probe import BucketFacts
 
 _SLOW_SYNC_MS: Final = 50.0
+SMALL_SAVE_ROUNDS: Final = 11
+"""How many requests a small save in a bucket waits for, one after the other; a test counts them."""
 _SLOW_REQUEST_MS: Final = 200.0
 _LOW_BYTES: Final = 1 << 30
 _NOT_TESTED: Final = (
@@ -287,7 +289,8 @@ def _probe_bucket(url: str, *, write: bool) -> tuple[dict[str, Any], list[Doctor
 
 
 def _judge_bucket(facts: BucketFacts) -> Iterator[DoctorFinding]:
-    text = f"a small request takes {facts.request_ms:.1f} ms; a small save waits for about twelve, one after the other"
+    waits = f"a small save waits for {SMALL_SAVE_ROUNDS}, one after the other"
+    text = f"a small request takes {facts.request_ms:.1f} ms; {waits}"
     yield DoctorFinding("note" if facts.request_ms > _SLOW_REQUEST_MS else "ok", "latency", text)
     if not facts.tried:
         yield DoctorFinding("note", "untried", _BUCKET_NOT_TESTED)

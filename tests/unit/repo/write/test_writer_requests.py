@@ -9,6 +9,7 @@ from typing import Final
 
 import pytest
 
+from holdfast.cli.verbs.doctor import SMALL_SAVE_ROUNDS
 from holdfast.objects.cloud.cloud_store import CloudStore
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.source import BytesSource
@@ -81,6 +82,19 @@ def test_small_saves_of_one_handle_take_few_rounds_even_if_the_index_is_merged(s
         was_merged |= server.count("DELETE", "index/") > 0
         assert was_merged or count_others(server) <= MOST_REQUESTS
     assert was_merged
+
+
+def test_a_small_save_waits_as_often_as_doctor_and_the_pages_state(server: S3Server) -> None:
+    repo = open_repo(server)
+    for step in range(2):  # a store's first saves wait more often
+        save_bytes(repo, f"run/{step}", state(step))
+    found = set()
+    for step, seed in ((2, 2), (3, 3), (4, 3)):  # new bytes twice, then the same again
+        with counting(server) as rounds:
+            save_bytes(repo, f"run/{step}", state(seed))
+        found.add(rounds.greatest)
+
+    assert found == {SMALL_SAVE_ROUNDS}
 
 
 def test_an_unchanged_save_of_the_same_handle_costs_few_requests(server: S3Server) -> None:
