@@ -8,8 +8,10 @@ import re
 import tempfile
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +33,7 @@ from holdfast.distributed.checkpoint.module_sync import sync_module_states, veri
 from holdfast.distributed.talk.collectives import Collectives
 from holdfast.repo.format.boxes import add, subtract
 from holdfast.tensors.sharding.sharded import find_state_dict_object, find_tensor_shard
-from holdfast.tensors.storage import alloc_storage, free_storage, is_allocated
+from holdfast.tensors.storage import alloc_storage, assert_logged, free_storage, is_allocated
 from holdfast.trees.apply import apply_to_tensors
 from holdfast.trees.kwargs import pack_kwargs, unpack_kwargs
 from holdfast.trees.move import cast_floating, move_to_device, to_kwargs
@@ -65,6 +67,7 @@ COMPARED: Final = {
     "_data_ptr_allocated",
     "_verify_param_shape_across_processes",
     "_sync_module_states",
+    "_p_assert",
 }
 """What the tests of this file compare."""
 ELSEWHERE: Final = {
@@ -72,11 +75,10 @@ ELSEWHERE: Final = {
     "_create_file_view": "compared in tests/unit/repo/read/test_stream.py",
     "_get_failure_dict": "its result is `failures` of the error, compared here with CheckpointException",
     "_assert_same_keys": "does nothing in one process; several: tests/distributed/checkpoint/test_module_sync.py",
-    "_sync_params_and_buffers": "what `_sync_module_states` calls",
+    "_sync_params_and_buffers": "does nothing in one process: tests/distributed/checkpoint/test_module_sync.py",
     "_normalize_device_info": "not needed",
     "_profile": "not needed",
     "_api_bc_check": "not needed",
-    "_p_assert": "not needed",
     "_get_root_modules": "not needed",
     "_find_shard": "a part of find_tensor_shard",
     "hash_storage_kernel": "a part of hash_storage",
@@ -320,6 +322,50 @@ def test_storages_are_freed_and_allocated_as_torchs_are(shape: list[int]) -> Non
         torch_utils._alloc_storage(theirs, size)
         assert is_allocated(ours) == torch_utils._data_ptr_allocated(theirs)
         assert ours.untyped_storage().nbytes() == theirs.untyped_storage().nbytes() == 4 * size.numel()
+
+
+# Assertions
+
+
+class Checked(torch.autograd.Function):
+    """Checks something in its backward pass, with an assertion of torch or of ours."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, check: Callable[[], None]) -> torch.Tensor:
+        ctx.check = check
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        with suppress(AssertionError) if ctx.check.keywords.get("is_lost") else nullcontext():
+            ctx.check()
+        return grad, None
+
+
+@pytest.mark.parametrize("condition", [True, False, 0, 1, "", "yes", None, [], [0]])
+@pytest.mark.parametrize("raises", [True, False])
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_an_assertion_in_a_backward_pass_is_seen_and_raised_as_torchs(
+    condition: object, raises: bool, is_lost: bool, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(check: Callable[..., None]) -> str:
+        def act(is_lost: bool) -> None:
+            check(condition, "the gradient is wrong", raises)
+
+        try:
+            Checked.apply(torch.ones(1, requires_grad=True), partial(act, is_lost=is_lost)).sum().backward()  # type: ignore[no-untyped-call]  # torch's
+        except AssertionError as error:
+            return str(error)
+        return "nothing"
+
+    theirs = run(torch_utils._p_assert)
+    printed = capfd.readouterr()
+    ours = run(lambda condition, text, raises: assert_logged(condition, text, raises=raises))
+
+    assert ours == theirs
+    assert [record.getMessage() for record in caplog.records] == printed.out.splitlines()
+    assert all(record.levelname == "ERROR" and "in backward" in str(record.stack_info) for record in caplog.records)
+    assert capfd.readouterr() == ("", "")
 
 
 # Look-up

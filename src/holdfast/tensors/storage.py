@@ -1,7 +1,8 @@
-"""Allocates and frees the storage of a tensor in place, and gives access to its bytes."""
+"""Allocates and frees the storage of a tensor in place, gives access to its bytes, and asserts in hooks that do so."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 
@@ -11,6 +12,8 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from holdfast.errors import Mismatch, Unsupported
 from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.memory import view_memory
+
+_log = logging.getLogger(__name__)
 
 
 def alloc_storage(tensor: torch.Tensor, shape: Sequence[int]) -> bool:
@@ -51,6 +54,17 @@ def free_storage(tensor: torch.Tensor) -> bool:
         )
     _resize(storage, 0, tensor)
     return True
+
+
+def assert_logged(condition: object, text: str, *, raises: bool = True) -> None:
+    """Log `text` at error level, with the stack, and raise AssertionError, unless `condition` is true.
+
+    For hooks and backward passes, whose callers may lose an exception; the log has it anyway. raises=False only logs.
+    """
+    if not condition:
+        _log.error(text, stack_info=True, stacklevel=2)
+        if raises:
+            raise AssertionError(text)
 
 
 def is_allocated(tensor: torch.Tensor) -> bool:

@@ -9,8 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.utils import _sync_params_and_buffers
 
-from holdfast.distributed.checkpoint.module_sync import _list_states, sync_module_states, verify_shapes_across_ranks
+from holdfast.distributed.checkpoint.module_sync import (
+    _list_states,
+    sync_module_states,
+    sync_tensors,
+    verify_shapes_across_ranks,
+)
 from holdfast.distributed.talk.sending import Sender
 from holdfast.errors import Mismatch, RankError, Unsupported
 from tests.distributed.conftest import World
@@ -89,6 +95,45 @@ def test_what_is_ignored_may_be_anything_that_contains_names() -> None:
 
     assert list(_list_states(module, Biases(), buffers=True)) == ["weight"]
     assert list(_list_states(module, {"weight"}, buffers=True)) == ["bias"]
+
+
+def make_list(rank: int) -> list[torch.Tensor]:
+    """Make tensors of any kind that torch sends: more than ten, so that their order is not that of their names."""
+    few = [torch.full((2, each), 10.0 * rank + each) for each in range(1, 12)]
+    rest = [torch.tensor(rank), torch.arange(4) + rank, torch.nn.Parameter(torch.ones(3) * rank), torch.zeros(0)]
+    whole = torch.arange(12.0) + 100 * rank
+    return [*few, *rest, whole[2:5], whole.view(3, 4)[:, 1].contiguous()]
+
+
+def sync_list(rank: int, src: int, by_name: bool) -> list[list[Any]]:
+    ours, theirs = make_list(rank), [each.detach() for each in make_list(rank)]
+    sync_tensors({f"t{number}": each for number, each in enumerate(ours)} if by_name else ours, src=src)
+    assert dist.group.WORLD is not None
+    _sync_params_and_buffers(dist.group.WORLD, theirs, 1 << 20, src)
+    return [[each.tolist() for each in tensors] for tensors in (ours, theirs)]
+
+
+@pytest.mark.parametrize(("src", "by_name"), [(0, False), (1, True)])
+def test_a_list_of_tensors_is_sent_as_torch_sends_it(world: World, src: int, by_name: bool) -> None:
+    wanted = [each.tolist() for each in make_list(src)]
+
+    for ours, theirs in world(2)(sync_list, src, by_name):
+        assert ours == theirs == wanted
+
+
+def sync_unequal_list(rank: int) -> tuple[str, bool]:
+    tensors = [torch.zeros(2), torch.zeros(3 + rank)]
+    try:
+        sync_tensors(tensors, src=1)
+    except Mismatch as error:
+        return str(error), all(not each.any() for each in tensors)
+    return "", False
+
+
+def test_lists_that_differ_between_ranks_are_refused_on_all_ranks_and_not_changed(world: World) -> None:
+    for text, is_unchanged in world(2)(sync_unequal_list):
+        assert "[1]: float32 [3] cpu on rank 0, float32 [4] cpu on rank 1" in text
+        assert is_unchanged
 
 
 def test_tensors_need_no_names_to_be_compared() -> None:

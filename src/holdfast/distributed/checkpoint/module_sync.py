@@ -32,6 +32,8 @@ class ContainsNames(Protocol):
 
 Ignore = Iterable[str | torch.Tensor] | ContainsNames
 """What to leave out: names and tensors, or an object that supports `name in ignore`."""
+Tensors = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor] | torch.Tensor]
+"""Tensors by name, pairs of a name and a tensor, or tensors without names."""
 TensorFacts = list[Any]
 """Properties of a tensor that must be the same on all ranks, as plain values."""
 
@@ -63,14 +65,38 @@ def sync_module_states(
         timeout_s: how long a rank may give no sign of life.
         collective: False to run in this process only, for code that runs with and without other ranks.
     """
-    tensors = _list_states(module, ignore, buffers=buffers)
+    sync_tensors(
+        _list_states(module, ignore, buffers=buffers),
+        process_group=process_group,
+        src=src,
+        bucket_bytes=bucket_bytes,
+        timeout_s=timeout_s,
+        collective=collective,
+    )
+
+
+def sync_tensors(
+    tensors: Tensors,
+    *,
+    process_group: dist.ProcessGroup | None = None,
+    src: int = 0,
+    bucket_bytes: int = BUCKET_BYTES,
+    timeout_s: float = 300.0,
+    collective: bool = True,
+) -> None:
+    """Copy the tensors of rank `src` to all ranks, as `sync_module_states` does; all ranks must call this.
+
+    Tensors without names are matched by position: "[0]" in errors.
+    """
+    named = _name_all(tensors)
+    _verify_ordinary(named)
     with Collectives(process_group, timeout_s=timeout_s, name="sync", use_dist=collective) as ranks:
         problems = gather_differences(
-            ranks, {name: [*_describe(each), each.device.type] for name, each in tensors.items()}
+            ranks, {name: [*_describe(each), each.device.type] for name, each in named.items()}
         )
         if not problems:
             # Sorted by name: modules may list their tensors in a different order on each rank.
-            ordered = [tensors[name] for name in sorted(tensors)]
+            ordered = [named[name] for name in sorted(named)]
             devices = {each.device.type for each in ordered}
             with open_carrier(ranks, timeout_s=timeout_s, group=process_group, devices=devices) as carrier:
                 sender = Sender(ranks, carrier, bucket_bytes=bucket_bytes, timeout_s=timeout_s)
@@ -79,7 +105,7 @@ def sync_module_states(
 
 
 def verify_shapes_across_ranks(
-    tensors: torch.nn.Module | Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor] | torch.Tensor],
+    tensors: torch.nn.Module | Tensors,
     *,
     process_group: dist.ProcessGroup | None = None,
     timeout_s: float = 300.0,
@@ -98,9 +124,7 @@ def verify_shapes_across_ranks(
     _raise_mismatch(problems)
 
 
-def _name_all(
-    tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor] | torch.Tensor],
-) -> dict[str, torch.Tensor]:
+def _name_all(tensors: Tensors) -> dict[str, torch.Tensor]:
     if isinstance(tensors, Mapping):
         return dict(tensors)
     return dict((f"[{at}]", each) if isinstance(each, torch.Tensor) else each for at, each in enumerate(tensors))
@@ -157,8 +181,12 @@ def _list_states(module: torch.nn.Module, ignore: Ignore, *, buffers: bool) -> d
             warnings.warn(f"ignore: no tensor {each!r} in a {type(module).__name__}{hint}", stacklevel=3)
             continue
         skipped.add(id(named[each] if isinstance(each, str) else each))
-    kept = {name: tensor for name, tensor in found.items() if id(tensor) not in skipped}
-    for name, tensor in kept.items():
+    return {name: tensor for name, tensor in found.items() if id(tensor) not in skipped}
+
+
+def _verify_ordinary(tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
         if not is_ordinary(tensor):
-            raise Unsupported(f"{name}: a {type(tensor).__name__} cannot be copied between ranks; add it to `ignore`")
-    return kept
+            raise Unsupported(
+                f"{name}: a {type(tensor).__name__} cannot be copied between ranks; leave it out (`ignore` of a module)"
+            )
