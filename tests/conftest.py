@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.kit.hooking import hook  # noqa: F401 - a fixture, for all tests
 from tests.kit.leftovers import read_group_variables, read_handlers, remove_leftovers, restore_handlers
 
 # Unsigned compiled graphs are refused where a group can write, as many systems let it by default.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ from bench.suites import load as load_suite
 from bench.suites import peak as peak_suite
 from bench.suites import scale as scale_suite
 from bench.suites import state as state_suite
+from tests.kit.hooking import Hook
 
 _SHAPE = Shape("two dtypes", (16384, 8192, 4096, 4, 3 * 8192), (torch.float32, torch.bfloat16))
 _EVERY = [HOLDFAST, HOLDFAST_FAST, *find_peers()]
@@ -152,13 +154,13 @@ def test_a_large_state_that_is_loaded_wrongly_ends_the_run(tmp_path: Path, monke
 
 
 def test_a_save_with_hints_is_left_out_if_the_store_has_none(
-    arena: Arena, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arena: Arena, hook: Hook, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(root: Path, **options: bool) -> None:
         if options:
             raise TypeError("open() got an unexpected keyword argument 'change_hints'")
 
-    monkeypatch.setattr("bench.kit.repeated_saves.holdfast.open", refuse)
+    hook(resolve_name("bench.kit.repeated_saves.holdfast"), "open", refuse)
 
     assert state_suite._find_hinted(arena) == {}
     assert "left out" in capsys.readouterr().err

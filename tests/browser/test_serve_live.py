@@ -14,6 +14,7 @@ import torch
 import holdfast
 from holdfast.serving.answers.tensors import Index, OpenTensor
 from tests.browser.chromium import Browser
+from tests.kit.hooking import Hook
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -77,7 +78,7 @@ def test_a_run_appears_while_it_is_recorded_and_is_complete_at_its_end(browser: 
 class SlowReads:
     """Counts the blocks that a server reads; stops at one until the test goes on, and is slow after it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, stop_at: int) -> None:
+    def __init__(self, hook: Hook, *, stop_at: int) -> None:
         """Watch all reads of tensors in this process."""
         self.blocks = 0
         self.most_bytes = 0
@@ -94,7 +95,7 @@ class SlowReads:
                 time.sleep(0.02)
             return found
 
-        monkeypatch.setattr(OpenTensor, "read", read_slowly)
+        hook(OpenTensor, "read", read_slowly)
 
 
 def read_rss_bytes() -> int:

@@ -11,6 +11,7 @@ from holdfast.diff.movement import MeasuredBytes, PairMovement
 from holdfast.serving.answers import movement as answers
 from tests.browser.chromium import Browser
 from tests.browser.looking import NAMES, fill, show
+from tests.kit.hooking import Hook
 from tests.kit.patience import PATIENCE_S
 
 pytestmark = pytest.mark.timeout(900)
@@ -90,7 +91,7 @@ def test_what_cannot_be_measured_is_a_sentence(page: Browser) -> None:
     )
 
 
-def test_the_server_stops_when_the_view_is_left(page: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_stops_when_the_view_is_left(page: Browser, monkeypatch: pytest.MonkeyPatch, hook: Hook) -> None:
     ended = threading.Event()
 
     def measure(*_: object) -> Iterator[MeasuredBytes | PairMovement]:
@@ -101,7 +102,7 @@ def test_the_server_stops_when_the_view_is_left(page: Browser, monkeypatch: pyte
         finally:
             ended.set()
 
-    monkeypatch.setattr(answers, "iter_movement", measure)
+    hook(answers, "iter_movement", measure)
     monkeypatch.setattr(answers, "_REPORT_S", 0.0)
     show(
         page,

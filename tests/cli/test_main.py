@@ -10,6 +10,7 @@ import pytest
 from holdfast import __version__
 from holdfast.cli.verbs.search import ls
 from tests.cli.runs import Cli
+from tests.kit.hooking import Hook
 
 
 def _find_store(cli: Cli, *words: str) -> str:
@@ -69,22 +70,22 @@ def test_debug_shows_the_traceback(empty: Cli) -> None:
     assert ran.err.splitlines()[-1].startswith("holdfast: ")
 
 
-def test_an_interrupt_ends_with_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_ends_with_130(cli: Cli, hook: Hook) -> None:
     def interrupt(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ls, "run_ls", interrupt)
+    hook(ls, "run_ls", interrupt)
 
     ran = cli("ls")
 
     assert (ran.code, ran.out, ran.err) == (130, "", "holdfast: interrupted\n")
 
 
-def test_a_bug_does_not_pass_for_findings(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_does_not_pass_for_findings(cli: Cli, hook: Hook) -> None:
     def fail(*_: object) -> int:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(ls, "run_ls", fail)
+    hook(ls, "run_ls", fail)
 
     ran = cli("ls")
 

@@ -27,6 +27,7 @@ from holdfast.tensors.device_digest.side_stream import HostLink
 from holdfast.tensors.device_digest.torch_ops import TorchKernels
 from tests.cli.runs import Cli
 from tests.integration.accelerator import ACCELERATOR, DEVICE, QuickKernels
+from tests.kit.hooking import hooked
 
 CPU = torch.device("cpu")
 STEPS = 2
@@ -258,12 +259,9 @@ def test_hooks_copy_nothing_to_the_host(store: Store) -> None:
     assert ACCELERATOR.bytes_to_host > 32 * 30
 
 
-def test_without_memory_to_hash_on_the_device_tensors_are_hashed_on_the_host(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_memory_to_hash_on_the_device_tensors_are_hashed_on_the_host(store: Store) -> None:
     record(store, "host", CPU)
-    with monkeypatch.context() as patch:
-        patch.setattr(deferred.DeferredDigests, "queue", fail_for_memory)
+    with hooked(deferred.DeferredDigests, "queue", fail_for_memory):
         with pytest.warns(RecordingWarning, match=f"{DEVICE} had no memory left to compute digests"):
             record(store, "device")
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
+from tests.kit.hooking import Hook
 from tests.matrix.results import Outcome
 from tests.matrix.run import NotRun, iter_outcomes, main, plan_runs
 from tests.matrix.selection import CORE, SLOW
@@ -45,10 +47,10 @@ def test_a_run_that_was_interrupted_is_not_recorded_although_it_left_a_report(tm
         list(iter_outcomes(python, [["a"]], tmp_path))
 
 
-def test_arguments_for_pytest_run_without_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_for_pytest_run_without_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: Hook) -> None:
     python = make_python(tmp_path, status=1)
     monkeypatch.setenv("HOLDFAST_MATRIX", str(tmp_path))
     monkeypatch.setattr("tests.matrix.run.build_environment", lambda pair, place: python)
-    monkeypatch.setattr("tests.matrix.run.write_result", lambda root, result: pytest.fail("it was recorded"))
+    hook.forbid(resolve_name("tests.matrix.run"), "write_result")
 
     assert main(["3.10-2.6", "--", "tests/unit", "-k", "pack"]) == 1

@@ -18,6 +18,7 @@ from holdfast import checkpointing
 from holdfast.checkpointing import CheckpointManager, load_first_intact, parse_seconds
 from holdfast.errors import Corrupt, StoreError
 from tests.kit.damaged_packs import damaging_new_packs
+from tests.kit.hooking import Hook
 
 
 @pytest.fixture
@@ -147,13 +148,11 @@ def test_a_metric_that_is_not_a_number_is_stored_as_text(store: holdfast.Store) 
     assert store.snapshot("run/step-1").metadata == {"step": 1, "metrics": {"loss": "nan"}, "note": "x"}
 
 
-def test_nothing_is_deleted_before_the_new_checkpoint_is_durable(
-    store: holdfast.Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_deleted_before_the_new_checkpoint_is_durable(store: holdfast.Store, hook: Hook) -> None:
     manager = store.manager("run/", every=1, keep_last=1)
     manager.step(1, state(1))
     manager.wait()
-    monkeypatch.setattr(type(store), "save_async", _refuse)
+    hook(type(store), "save_async", _refuse)
 
     with pytest.raises(StoreError, match="the disk is full"):
         manager.step(2, state(2))
@@ -166,11 +165,9 @@ def _refuse(*_: object, **__: object) -> None:
     raise StoreError("the disk is full")
 
 
-def test_a_save_that_failed_in_the_background_is_raised_at_the_next_one(
-    store: holdfast.Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_that_failed_in_the_background_is_raised_at_the_next_one(store: holdfast.Store, hook: Hook) -> None:
     manager = store.manager("run/", every=1, keep_last=1)
-    monkeypatch.setattr(checkpointing, "apply_prune", _refuse)
+    hook(checkpointing, "apply_prune", _refuse)
     manager.step(1, state(1))
 
     with pytest.raises(StoreError, match="the disk is full"):
@@ -305,10 +302,8 @@ def test_a_step_can_be_saved_by_force(store: holdfast.Store) -> None:
     assert train(store.manager("run/", every=100), 7, force=True) == [7]
 
 
-def test_an_error_of_the_loop_is_not_hidden_by_one_of_the_save(
-    store: holdfast.Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpointing, "apply_prune", _refuse)
+def test_an_error_of_the_loop_is_not_hidden_by_one_of_the_save(store: holdfast.Store, hook: Hook) -> None:
+    hook(checkpointing, "apply_prune", _refuse)
 
     def fail() -> None:
         with store.manager("run/", every=1, keep_last=1) as manager:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from signal import SIGKILL, SIGSTOP, Signals
 from typing import Any, Final, NoReturn
-from unittest import mock
 
 import pytest
 import torch
@@ -26,6 +26,7 @@ from holdfast.testing.faults import Fault, FaultyStore
 from tests.distributed.conftest import World
 from tests.distributed.outcomes import ActOutcome, report_outcome
 from tests.distributed.placing import place
+from tests.kit.hooking import hooked
 from tests.kit.patience import PATIENCE_S, PROMPT_S
 
 TIMEOUT_S: Final = 8.0
@@ -174,16 +175,18 @@ def test_what_one_rank_raises_in_any_step_ends_the_save_of_all(
 
 def lose_at(rank: int, path: Path, victim: int, step: str, signal: Signals) -> ActOutcome:
     tree = make_tree(2.0)
-    if rank == victim and step == "after the commit":
 
-        def commit_and_die(*args: Any) -> None:
-            commit_snapshot(*args)
-            os.kill(os.getpid(), signal)
+    def commit_and_die(*args: Any) -> None:
+        commit_snapshot(*args)
+        os.kill(os.getpid(), signal)
 
-        mock.patch.object(transaction, "commit_snapshot", commit_and_die).start()
-    elif rank == victim:
+    is_in_commit = rank == victim and step == "after the commit"
+    if rank == victim and not is_in_commit:
         strike(step, lambda: os.kill(os.getpid(), signal))
-    with holdfast.open(path) as store:
+    with (
+        hooked(transaction, "commit_snapshot", commit_and_die) if is_in_commit else nullcontext(),
+        holdfast.open(path) as store,
+    ):
         return report_outcome(lambda: store.save("run", tree, overwrite=True, timeout_s=TIMEOUT_S).generation)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any, Final
-from unittest import mock
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ from holdfast.testing.faults import Fault, FaultyStore
 from tests.distributed.conftest import World
 from tests.distributed.outcomes import ActOutcome, report_outcome
 from tests.kit.dcp_calls import ALONE
+from tests.kit.hooking import hooked
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
@@ -78,7 +79,11 @@ def commit_and_die(rank: int, path: Path) -> ActOutcome:
         commit_snapshot(*args)
         os.kill(os.getpid(), SIGKILL)
 
-    with mock.patch.object(transaction, "commit_snapshot", commit), holdfast.open(path) as store:
+    # Rank 0 commits, and is lost.
+    with (
+        hooked(transaction, "commit_snapshot", commit) if rank == 0 else nullcontext(),
+        holdfast.open(path) as store,
+    ):
         return report_outcome(lambda: save(store, 2.0, alone=False))
 
 

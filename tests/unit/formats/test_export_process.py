@@ -19,6 +19,7 @@ from holdfast.formats import export_process
 from holdfast.formats.export import ExportChoices, ExportResult, make_export_options
 from holdfast.formats.export_process import can_export_apart, export_apart, serve
 from holdfast.objects.memory import MemoryStore
+from tests.kit.hooking import Hook
 
 
 class Seen:
@@ -129,14 +130,16 @@ def test_a_process_whose_parent_has_died_leaves_nothing(store: holdfast.Store, t
     assert sorted(os.listdir(tmp_path)) == ["store"]
 
 
-def test_an_unknown_error_is_a_store_error(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_error_is_a_store_error(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, hook: Hook
+) -> None:
     class Strange(Exception):
         pass
 
     def fail(job: object) -> None:
         raise Strange("odd")
 
-    monkeypatch.setattr(export_process, "_export", fail)
+    hook(export_process, "_export", fail)
     monkeypatch.setattr(os, "nice", lambda by: by)
     serve({})
     last = json.loads(capfd.readouterr().out)

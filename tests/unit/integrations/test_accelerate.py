@@ -13,6 +13,7 @@ import torch
 
 from holdfast.errors import Mismatch, NameInUse, NotFound, StoreFull, Unsupported
 from tests.kit.damaged_packs import damaging_new_packs
+from tests.kit.hooking import Hook
 
 pytest.importorskip("accelerate", reason="needs Accelerate, which `make test` installs")
 
@@ -73,10 +74,10 @@ def test_the_limit_keeps_the_newest(tmp_path: Path) -> None:
     assert run.store.check() == [], "what was deleted takes no space"
 
 
-def test_nothing_is_deleted_before_the_new_one_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_deleted_before_the_new_one_is_durable(tmp_path: Path, hook: Hook) -> None:
     run = Run(tmp_path, limit=1)
     run.accelerator.save_state()
-    monkeypatch.setattr(run.store, "save", _fail)
+    hook(run.store, "save", _fail)
 
     with pytest.raises(StoreFull):
         run.accelerator.save_state()

@@ -14,6 +14,7 @@ import pytest
 
 from holdfast.objects.disk_cache import DiskCache, attach_cache, find_cache
 from holdfast.objects.memory import MemoryStore
+from tests.kit.hooking import Hook
 from tests.kit.patience import PATIENCE_S
 
 KIB = 1 << 10
@@ -209,15 +210,13 @@ class TestTrouble:
         Path(cache.directory).write_bytes(b"")
         assert len(self.warnings_of(cache, caplog)) == 1
 
-    def test_a_full_disk(
-        self, cache: DiskCache, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_full_disk(self, cache: DiskCache, caplog: pytest.LogCaptureFixture, hook: Hook) -> None:
         cache.write("packs/two", 0, b"x")
 
         def refuse(handle: int, data: memoryview, start: int) -> int:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(os, "pwrite", refuse)
+        hook(os, "pwrite", refuse)
         (text,) = self.warnings_of(cache, caplog)
 
         assert "No space left on device; bytes come from the store instead" in text

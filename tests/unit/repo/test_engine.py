@@ -15,6 +15,7 @@ from holdfast.objects import thread_pool as crew
 from holdfast.repo import engine as engine_module
 from holdfast.repo.engine import Engine, count_cores, read_core_quota
 from holdfast.repo.format.chunk import UNIT_BYTES
+from tests.kit.hooking import Hook
 from tests.kit.patience import PATIENCE_S
 
 MIB = 1 << 20
@@ -313,11 +314,11 @@ class TestRequests:
 
         assert set(begun) == {*ended, 3}
 
-    def test_a_caller_without_threads_does_the_work(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_caller_without_threads_does_the_work(self, monkeypatch: pytest.MonkeyPatch, hook: Hook) -> None:
         def refuse(*args: object) -> None:
             raise RuntimeError("can't start new thread")
 
-        monkeypatch.setattr(crew, "start_new_thread", refuse)
+        hook(crew, "start_new_thread", refuse)
         monkeypatch.setattr(engine_module, "_PATIENCE_S", 0.0)
         done: list[int] = []
         with self.open() as engine:

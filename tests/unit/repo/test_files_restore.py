@@ -17,6 +17,7 @@ from holdfast.repo.names.snapshots import read_snapshot
 from holdfast.repo.read.reader import open_snapshot
 from holdfast.repo.write.writer import Request, save
 from tests.kit.filetrees import MTIME_NS, TREE_BYTES, make_tree
+from tests.kit.hooking import Hook
 from tests.kit.scripted_files import open_descriptors
 
 
@@ -219,11 +220,9 @@ def _refuse_links(*_names: object, **_options: object) -> None:
     raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
 
-def test_a_filesystem_without_hard_links_will_do(
-    tree: Path, repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_filesystem_without_hard_links_will_do(tree: Path, repo: Repository, tmp_path: Path, hook: Hook) -> None:
     _write(repo, *plan_files(["data/"]))
-    monkeypatch.setattr(os, "link", _refuse_links)
+    hook(os, "link", _refuse_links)
 
     _restore(repo, tmp_path / "out")
 
@@ -232,7 +231,7 @@ def test_a_filesystem_without_hard_links_will_do(
 
 @pytest.mark.parametrize("has_links", [True, False])
 def test_a_file_that_appears_during_the_restore_is_not_replaced(
-    tree: Path, repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool
+    tree: Path, repo: Repository, tmp_path: Path, hook: Hook, has_links: bool
 ) -> None:
     class Intruder(Silent):
         def advance(self, num_bytes: int) -> None:
@@ -240,7 +239,7 @@ def test_a_file_that_appears_during_the_restore_is_not_replaced(
 
     _write(repo, *plan_files(["data/a.txt"]))
     if not has_links:
-        monkeypatch.setattr(os, "link", _refuse_links)
+        hook(os, "link", _refuse_links)
     with open_snapshot(repo, read_snapshot(repo.store, "snap")) as reader:
         with pytest.raises(FileExistsError, match=r"File exists: '.*out/a\.txt'"):
             restore(reader, str(tmp_path / "out"), overwrite=True, progress=Intruder())

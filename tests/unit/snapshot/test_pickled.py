@@ -11,6 +11,7 @@ import torch
 
 from holdfast.errors import Corrupt, Unsupported
 from holdfast.snapshot.pickled import dump_payload, find_refusal, load_payload, pickle_value, unpickle_value
+from tests.kit.hooking import Hook
 
 
 class Custom:
@@ -37,7 +38,7 @@ def test_a_byte_stream_is_plain() -> None:
     assert found.getvalue() == b"abc"
 
 
-def test_a_list_of_classes_that_another_thread_shortens_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_of_classes_that_another_thread_shortens_is_no_reason_to_refuse(hook: Hook) -> None:
     original, calls = torch.load, list[int]()
 
     def load(*args: Any, **kwargs: Any) -> Any:
@@ -46,7 +47,7 @@ def test_a_list_of_classes_that_another_thread_shortens_is_no_reason_to_refuse(m
             raise KeyError("_io.BytesIO")
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(torch, "load", load)
+    hook(torch, "load", load)
 
     found = load_payload(dump_payload(io.BytesIO(b"abc")), what="x", weights_only=True)
 

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pack_sequence
 from holdfast.errors import Unsupported
 from holdfast.trees.move import cast_floating, find_accelerator, move_to_device, to_kwargs
 from tests.kit.capabilities import needs_torch, param_dtypes
+from tests.kit.hooking import Hook
 
 CPU: Final = torch.device("cpu")
 META: Final = torch.device("meta")
@@ -93,11 +94,11 @@ class Stream:
         self.journal.lines.append(f"host waits for {self.name}")
 
 
-def test_a_torch_that_raises_without_an_accelerator_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_raises_without_an_accelerator_has_none(hook: Hook) -> None:
     def refuse() -> None:
         raise RuntimeError("Cannot access accelerator device when none is available.")
 
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", refuse)
+    hook(torch.accelerator, "current_accelerator", refuse)
 
     assert find_accelerator() is None
     assert move_to_device(torch.ones(2), "cpu").tolist() == [1, 1]

@@ -16,6 +16,7 @@ from holdfast.capture.stored.runs import Run, _StoredRun
 from holdfast.errors import Corrupt, NotFound
 from holdfast.progress import ProgressUpdate
 from holdfast.snapshot.load.reused import ReusedMemory
+from tests.kit.hooking import Hook
 from tests.kit.planted_faults import Tiny
 
 BUDGET = 64 << 20
@@ -93,7 +94,7 @@ def test_halves_are_read_and_measured_too(tmp_path: Path) -> None:
 
 
 def test_each_tensor_of_a_batch_is_read_once_and_a_batch_with_few_reads(
-    store: holdfast.Store, monkeypatch: pytest.MonkeyPatch
+    store: holdfast.Store, monkeypatch: pytest.MonkeyPatch, hook: Hook
 ) -> None:
     reads: list[int] = []
     read = _StoredRun.read_tensors
@@ -103,7 +104,7 @@ def test_each_tensor_of_a_batch_is_read_once_and_a_batch_with_few_reads(
         return read(run, events, memory)
 
     monkeypatch.setattr(_StoredRun, "read_tensors", count)
-    monkeypatch.setattr(_StoredRun, "read_tensor", lambda self, event: pytest.fail("read by itself"))
+    hook.forbid(_StoredRun, "read_tensor")
 
     result = store.diff_runs("good", "bad")
 
@@ -112,16 +113,14 @@ def test_each_tensor_of_a_batch_is_read_once_and_a_batch_with_few_reads(
     assert len(reads) == 2 * sum(not step.is_skipped for step in result.steps)
 
 
-def test_a_pair_whose_segment_is_gone_is_measured_by_what_is_left(
-    store: holdfast.Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pair_whose_segment_is_gone_is_measured_by_what_is_left(store: holdfast.Store, hook: Hook) -> None:
     jobs = list_jobs(store)[:3]
 
     def refuse(self: Run, *_: object) -> None:
         raise NotFound("the segment no longer exists")
 
-    monkeypatch.setattr(_StoredRun, "read_tensors", refuse)
-    monkeypatch.setattr(_StoredRun, "read_tensor", refuse)
+    hook(_StoredRun, "read_tensors", refuse)
+    hook(_StoredRun, "read_tensor", refuse)
     with Measurer(None, budget_bytes=BUDGET) as measurer:
         found = list(measurer.iter_distances(jobs))
 
@@ -165,12 +164,12 @@ def test_progress_counts_every_step_and_ends_complete(store: holdfast.Store) -> 
     assert (updates[-1].done_bytes, updates[-1].is_ended) == (total, True)
 
 
-def test_progress_ends_if_the_comparison_fails(store: holdfast.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_ends_if_the_comparison_fails(store: holdfast.Store, hook: Hook) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("stopped")
 
     updates: list[ProgressUpdate] = []
-    monkeypatch.setattr(distances, "measure", refuse)
+    hook(distances, "measure", refuse)
     with pytest.raises(RuntimeError, match="stopped"):
         store.diff_runs("good", "bad", progress=updates.append)
 

@@ -11,6 +11,7 @@ from holdfast.errors import StoreError
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import open_repository
 from holdfast.testing.faults import Fault, FaultyStore
+from tests.kit.hooking import Hook
 from tests.kit.recorded_training import count_hooks, new_repo, new_training, pick, record_steps
 
 
@@ -24,12 +25,12 @@ def test_what_was_asked_to_be_raised_is_raised() -> None:
     assert count_hooks(training.model) == 0
 
 
-def test_a_bug_of_the_recorder_stops_the_recording_and_not_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_of_the_recorder_stops_the_recording_and_not_the_training(hook: Hook) -> None:
     training, repo = new_training(), new_repo()
 
     with training.record(repo) as rec:
         training.step()
-        monkeypatch.setattr(rec._state, "observe_state", _fail)
+        hook(rec._state, "observe_state", _fail)
         with pytest.warns(RecordingWarning, match="recording stopped at step 1: ValueError: ours"):
             training.step()
         training.step()

@@ -20,6 +20,7 @@ from holdfast.repo.handle.repository import open_repository
 from holdfast.tensors.device_digest.deferred import DeferredDigests
 from holdfast.testing.faults import Fault, FaultyStore
 from tests.faults.hooked_store import HookedStore
+from tests.kit.hooking import Hook, hooked
 from tests.kit.recorded_training import count_hooks, leave_out_settings, new_repo, new_training, record_steps
 
 
@@ -163,7 +164,7 @@ def test_an_equal_run_is_stored_once_however_fast_the_clock_runs(
     assert added[1] < limit
 
 
-def test_where_segments_end_does_not_depend_on_how_far_the_writer_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_segments_end_does_not_depend_on_how_far_the_writer_is(hook: Hook) -> None:
     def find_digests() -> list[bytes]:
         repo = new_repo()
         training = new_training()
@@ -180,24 +181,21 @@ def test_where_segments_end_does_not_depend_on_how_far_the_writer_is(monkeypatch
         spool.wait()
         return add_copy(spool, copy)
 
-    monkeypatch.setattr(Spool, "add_copy", wait_first)
+    hook(Spool, "add_copy", wait_first)
     ahead = find_digests()
 
     assert len(behind) > 4
     assert ahead == behind
 
 
-def test_an_error_of_a_device_that_is_asked_for_digests_is_a_note(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_error_of_a_device_that_is_asked_for_digests_is_a_note() -> None:
     def fail(self: DeferredDigests) -> None:
         raise RuntimeError("the device is lost")
 
     training, repo = new_training(), new_repo()
     with training.record(repo, segment_steps=1) as rec:
         training.step()
-        with monkeypatch.context() as patch:
-            patch.setattr(DeferredDigests, "collect", fail)
+        with hooked(DeferredDigests, "collect", fail):
             with pytest.warns(RecordingWarning, match="a device computed no digests.*RuntimeError: the device is lost"):
                 rec.flush()
         training.step()

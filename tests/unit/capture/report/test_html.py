@@ -20,6 +20,7 @@ from holdfast.capture.report.html import describe, render_html, write_html
 from holdfast.capture.report.report import Detail, Report, ReportRow, make_report
 from holdfast.capture.report.tensor_summary import TensorSummary
 from holdfast.capture.stored.runs import RunFacts
+from tests.kit.hooking import Hook
 from tests.kit.made_reports import make_diff
 from tests.kit.made_runs import WEIGHT, hash_elsewhere, make_tensor_run
 from tests.kit.runs_in_memory import make_run
@@ -181,10 +182,10 @@ def test_a_time_that_is_no_date_is_shown_as_a_number() -> None:
     }
 
 
-def test_a_page_that_cannot_be_made_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_cannot_be_made_leaves_the_old_one(tmp_path: Path, hook: Hook) -> None:
     place = tmp_path / "report.html"
     place.write_text("old")
-    monkeypatch.setattr(html, "render_html", _fail)
+    hook(html, "render_html", _fail)
 
     with pytest.raises(MemoryError):
         write_html(_report("a"), place)

@@ -9,6 +9,7 @@ import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
@@ -18,6 +19,7 @@ from holdfast.errors import HoldfastError, Untrusted
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.handle.repository import Repository
 from tests.kit.compile_artifacts import OTHER_SECRET, SECRET, find_variant, make_artifact, store_artifact
+from tests.kit.hooking import Hook
 from tests.kit.intruding import set_acl
 from tests.kit.saving import new_repo, record_key
 
@@ -192,22 +194,22 @@ def test_a_list_that_only_repeats_the_mode_is_ignored(repo: Repository, place: P
 
 
 @pytest.mark.parametrize("attribute", ["system.nfs4_acl", "system.richacl"])
-def test_lists_of_other_kinds_are_reported(place: Path, attribute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_of_other_kinds_are_reported(place: Path, attribute: str, hook: Hook) -> None:
     def read(path: str, name: str) -> bytes:
         if (os.readlink(path), name) == (str(place), attribute):
             return b"list"
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
 
-    monkeypatch.setattr(os, "getxattr", read)
+    hook(os, "getxattr", read)
 
     assert check_ownership(str(place)).startswith(f"{place} has an access control list")
 
 
-def test_a_list_that_cannot_be_read_is_reported(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_cannot_be_read_is_reported(place: Path, hook: Hook) -> None:
     def read(path: str, name: str) -> bytes:
         raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 
-    monkeypatch.setattr(os, "getxattr", read)
+    hook(os, "getxattr", read)
 
     assert check_ownership(str(place)) == "/ cannot be checked (Input/output error)"
 
@@ -325,14 +327,11 @@ def test_the_message_of_a_refusal_names_the_reason_and_the_next_step(
     assert caught.value.name == found.name
 
 
-def test_an_artifact_that_cannot_be_trusted_is_not_read(shared: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_artifact_that_cannot_be_trusted_is_not_read(shared: Repository, hook: Hook) -> None:
     unsigned = store_artifact(shared)
     signed = store_artifact(shared, make_artifact("b"), secret=SECRET)
 
-    def read(*_: object) -> None:
-        pytest.fail("it was read")
-
-    monkeypatch.setattr("holdfast.compile_cache.artifacts.artifact.open_snapshot", read)
+    hook.forbid(resolve_name("holdfast.compile_cache.artifacts.artifact"), "open_snapshot")
 
     for found, secret in ((unsigned, None), (unsigned, SECRET), (signed, None)):
         with pytest.raises(Untrusted):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABCMeta
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from holdfast.compile_cache.whole.start import WholeCall, WholeModule
 from holdfast.errors import CompileCacheError
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import Repository, open_repository
+from tests.kit.hooking import Hook
 
 X = torch.arange(8.0).reshape(2, 4)
 _PROGRAM = Program(
@@ -193,12 +195,10 @@ def test_a_strict_hit_is_an_error_if_it_is_missing(repo: Repository) -> None:
         assert torch.equal(_make(repo, _Ordinary(_Triple()), strict="hit")(X), X * 3)
 
 
-def test_a_program_that_cannot_be_loaded_is_compiled_as_usual(
-    repo: Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_that_cannot_be_loaded_is_compiled_as_usual(repo: Repository, hook: Hook) -> None:
     with torch.no_grad():
         _make(repo, _Ordinary(_Triple()))(X)
-        monkeypatch.setattr("holdfast.compile_cache.whole.start.LoadedProgram", _raise)
+        hook(resolve_name("holdfast.compile_cache.whole.start"), "LoadedProgram", _raise)
         ordinary = _Ordinary(_Triple())
         call = _make(repo, ordinary)
 

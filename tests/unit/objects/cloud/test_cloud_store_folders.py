@@ -11,6 +11,7 @@ from holdfast.errors import BadName, NotFound, ReadOnlyStore, StoreError
 from holdfast.objects.cloud.cloud_store import CloudStore
 from holdfast.objects.listing import FolderStore
 from holdfast.objects.together import BulkStore, delete_together
+from tests.kit.hooking import Hook
 from tests.kit.s3_server import S3Server
 from tests.unit.objects.cloud.servers import open_cloud
 
@@ -46,9 +47,7 @@ def test_many_objects_are_deleted_with_one_request(server: S3Server) -> None:
     assert [info.key for info in store.list("")] == ["packs/0"]
 
 
-def test_objects_are_deleted_one_by_one_if_the_service_reports_an_absent_one(
-    server: S3Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_objects_are_deleted_one_by_one_if_the_service_reports_an_absent_one(server: S3Server, hook: Hook) -> None:
     """Azure does: the answer of the small server is replaced by what obstore then raises."""
     store = open_cloud(server)
     fill(store, "packs/a", "packs/b", "packs/c")
@@ -59,7 +58,7 @@ def test_objects_are_deleted_one_by_one_if_the_service_reports_an_absent_one(
             raise FileNotFoundError("the second object is absent")
         delete(client, paths)
 
-    monkeypatch.setattr(obstore, "delete", refuse_many)
+    hook(obstore, "delete", refuse_many)
     store.delete_many(["packs/a", "packs/absent", "packs/b"])
     assert [info.key for info in store.list("")] == ["packs/c"]
 

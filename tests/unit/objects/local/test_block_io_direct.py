@@ -15,6 +15,7 @@ from holdfast.objects.blocks import PAGE_BYTES, BlockPool, copy_bytes, is_aligne
 from holdfast.objects.local.block_io import BLOCK_BYTES, DIRECT_BYTES
 from holdfast.objects.local.files import PosixFiles
 from holdfast.objects.local.local_store import LocalStore
+from tests.kit.hooking import Hook
 from tests.kit.scripted_files import Scripted, fail, found_below, open_descriptors, ready_store
 
 SIZES = [
@@ -225,10 +226,10 @@ def test_a_block_is_lent_to_one_at_a_time_and_used_again() -> None:
         assert again in (first, second)
 
 
-def test_a_copy_for_which_ctypes_gets_no_memory_is_a_memory_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_for_which_ctypes_gets_no_memory_is_a_memory_error(hook: Hook) -> None:
     def fail(*_: object) -> None:
         raise ctypes.ArgumentError("argument 3: MemoryError: ")
 
-    monkeypatch.setattr(ctypes, "memmove", fail)
+    hook(ctypes, "memmove", fail)
     with pytest.raises(MemoryError, match="no memory to copy 100000 bytes"):
         copy_bytes(memoryview(bytearray(100_000)), memoryview(bytearray(100_000)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
@@ -21,6 +20,7 @@ from holdfast.repo.names.tags import iter_tags
 from holdfast.repo.upkeep.check import Checker
 from holdfast.repo.upkeep.collect import plan_collect, verify_may_collect
 from holdfast.repo.upkeep.usage import read_usage
+from tests.kit.hooking import forbidden
 from tests.kit.saving import new_repo, noise, save_bytes
 
 READS: dict[str, Callable[[ObjectStore], object]] = {
@@ -39,8 +39,5 @@ READS: dict[str, Callable[[ObjectStore], object]] = {
 def test_reading_does_not_test_the_filesystem(tmp_path: Path, name: str) -> None:
     save_bytes(new_repo(LocalStore(tmp_path)), "a", {"x": noise(700)})
 
-    def fail(*_: object) -> None:
-        raise AssertionError("the filesystem was tested by writing")
-
-    with patch.object(FileNamer, "read_naming", fail):
+    with forbidden(FileNamer, "read_naming"):
         READS[name](LocalStore(tmp_path))

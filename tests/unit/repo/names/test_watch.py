@@ -17,6 +17,7 @@ from holdfast.repo.format.layout import SNAPSHOTS
 from holdfast.repo.names.record_cache import RecordCache
 from holdfast.repo.names.snapshots import read_snapshot
 from holdfast.repo.names.watch import NameWatch
+from tests.kit.hooking import Hook
 from tests.kit.waiting_store import WaitingStore
 
 
@@ -129,7 +130,7 @@ def test_equal_times_are_ordered_by_name() -> None:
     assert names(seen) == ["v/9", "v/10"]
 
 
-def test_a_record_that_could_not_be_read_is_read_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_could_not_be_read_is_read_the_next_time(monkeypatch: pytest.MonkeyPatch, hook: Hook) -> None:
     objects = MemoryStore()
     store = Store(objects)
     store.save("v/0", {"n": 0})
@@ -141,7 +142,7 @@ def test_a_record_that_could_not_be_read_is_read_the_next_time(monkeypatch: pyte
     def fail(key: str, *, limit_bytes: int) -> bytes:
         raise StoreError("no answer")
 
-    monkeypatch.setattr(objects, "read", fail)
+    hook(objects, "read", fail)
     with pytest.raises(StoreError):
         seen.read_newer()
     monkeypatch.setattr(objects, "read", read)

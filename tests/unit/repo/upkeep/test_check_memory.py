@@ -10,16 +10,17 @@ from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format import manifests_ahead
 from holdfast.repo.upkeep.check import Checker
 from tests.faults.scenario import FIRST, save_content
+from tests.kit.hooking import Hook
 
 
-def test_no_memory_for_a_manifest_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_memory_for_a_manifest_is_no_finding(hook: Hook) -> None:
     store = MemoryStore()
     save_content(store, "x", FIRST)
 
     def fail(*_: object) -> NoReturn:
         raise MemoryError
 
-    monkeypatch.setattr(manifests_ahead, "read_manifest", fail)
+    hook(manifests_ahead, "read_manifest", fail)
 
     with pytest.raises(MemoryError):
         list(Checker(store).iter_findings())

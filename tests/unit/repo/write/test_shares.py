@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
-from unittest.mock import patch
 
 import pytest
 
@@ -14,6 +13,7 @@ from holdfast.objects.local.naming import FileNamer
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES, MIN_BUDGET_BYTES
 from holdfast.repo.write.shares import Shares, plan_shares, share_budget
+from tests.kit.hooking import forbidden
 
 MIB: Final = 1 << 20
 BUCKET: Final = replace(MemoryStore().traits, upload_bytes=64 * MIB, requests_at_once=64)
@@ -50,8 +50,5 @@ def test_a_store_that_writes_while_it_is_appended_to_needs_no_room_for_packs() -
 
 
 def test_a_directory_is_not_tested_by_writing_before_a_save_knows_that_it_writes(tmp_path: Path) -> None:
-    def fail(*_: object) -> None:
-        raise AssertionError("the filesystem was tested by writing")
-
-    with patch.object(FileNamer, "read_naming", fail):
+    with forbidden(FileNamer, "read_naming"):
         share_budget(LocalStore(tmp_path), DEFAULT_BUDGET_BYTES)

@@ -27,6 +27,7 @@ from holdfast.repo.upkeep.collect import Rules, collect
 from holdfast.repo.upkeep.sweep import fence
 from holdfast.repo.write.transaction import Draft, ManifestPart, Transaction
 from tests.faults.hooked_store import HookedStore, nth, once
+from tests.kit.hooking import Hook
 from tests.kit.saving import (
     inline_ref,
     keys,
@@ -275,7 +276,7 @@ def test_every_rank_holds_the_store_while_it_writes(ready: Repository) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_writes_gives_signs_of_life_and_notices_that_another_has_failed(
-    ready: Repository, monkeypatch: pytest.MonkeyPatch, rank: int
+    ready: Repository, monkeypatch: pytest.MonkeyPatch, hook: Hook, rank: int
 ) -> None:
     beats: list[int] = []
 
@@ -284,7 +285,7 @@ def test_a_rank_that_writes_gives_signs_of_life_and_notices_that_another_has_fai
             raise RankError("another rank has failed")
 
     monkeypatch.setattr(ThreadRanks, "beat", lambda ranks: beats.append(ranks.rank))
-    monkeypatch.setattr(ThreadRanks, "check_failures", notice)
+    hook(ThreadRanks, "check_failures", notice)
 
     def act(ranks: ThreadRanks) -> int:
         with Transaction(ready, purpose="save", ranks=ranks) as transaction:

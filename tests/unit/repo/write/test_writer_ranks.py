@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pkgutil import resolve_name
 
 import pytest
 
@@ -23,6 +24,7 @@ from holdfast.repo.upkeep.transfer import apply_repack, copy_snapshot, plan_repa
 from holdfast.repo.upkeep.usage import read_usage
 from holdfast.repo.write.transaction import ManifestPart
 from holdfast.repo.write.writer import Placement, Request, SaveResult, save
+from tests.kit.hooking import Hook
 from tests.kit.saving import MIB, Meanwhile, keys, load_bytes, new_repo, noise, rot, save_bytes
 from tests.kit.thread_ranks import ThreadRanks, run_threads
 
@@ -172,13 +174,11 @@ def test_a_handle_of_any_rank_that_means_another_store_is_a_refusal_on_all(stale
     assert keys(store, SNAPSHOTS) == keys(store, LEASES) == []
 
 
-def test_the_loss_of_the_coordinator_during_the_commit_is_commit_unknown(
-    repo: Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loss_of_the_coordinator_during_the_commit_is_commit_unknown(repo: Repository, hook: Hook) -> None:
     def die(store: object, snapshot: object) -> None:
         raise CommitUnknown("the reply was lost", name="run/1")
 
-    monkeypatch.setattr("holdfast.repo.write.transaction.commit_snapshot", die)
+    hook(resolve_name("holdfast.repo.write.transaction"), "commit_snapshot", die)
 
     results = save_together(repo, 2)
 

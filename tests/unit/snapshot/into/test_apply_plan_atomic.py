@@ -12,6 +12,7 @@ import holdfast.snapshot.into.apply_plan
 from holdfast.errors import Mismatch, OutOfMemory, Unsupported
 from holdfast.facade import Store
 from holdfast.snapshot.into.apply_plan import delaying_signals
+from tests.kit.hooking import Hook
 from tests.kit.loading import bytes_of, noise
 
 
@@ -168,12 +169,12 @@ def test_too_little_memory_is_refused_before_anything_is_read(store: Store, monk
     store.load_into("x", target)
 
 
-def test_memory_that_torch_refuses_is_told_as_such(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_torch_refuses_is_told_as_such(store: Store, hook: Hook) -> None:
     def refuse(size_bytes: int, device: torch.device) -> torch.Tensor:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory\nand more")
 
     store.save("x", {"a": noise(1000)})
-    monkeypatch.setattr(holdfast.snapshot.into.swap, "new_memory", refuse)
+    hook(holdfast.snapshot.into.swap, "new_memory", refuse)
 
     with pytest.raises(
         OutOfMemory, match=r"a second copy of the target: DefaultCPUAllocator: can't allocate memory. No"

@@ -7,6 +7,7 @@ import torch
 
 from holdfast.snapshot.into import swap as swapping
 from holdfast.snapshot.into.swap import Swap
+from tests.kit.hooking import Hook
 
 REAL_COPY = swapping._copy
 
@@ -15,7 +16,7 @@ def make_swap(target: torch.Tensor, new: torch.Tensor) -> Swap:
     return Swap([(target, new)], [target])
 
 
-def fail_at(monkeypatch: pytest.MonkeyPatch, number: int, *, is_late: bool) -> list[int]:
+def fail_at(hook: Hook, number: int, *, is_late: bool) -> list[int]:
     """Let one copy fail, when it is done or before it; returns how many there were."""
     calls = [0]
 
@@ -26,7 +27,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, number: int, *, is_late: bool) -> l
         if calls[0] == number:
             raise MemoryError
 
-    monkeypatch.setattr(swapping, "_copy", copy)
+    hook(swapping, "_copy", copy)
     return calls
 
 

@@ -26,6 +26,7 @@ from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import MIN_BUDGET_BYTES
 from holdfast.snapshot.save.copies import Slabs
 from holdfast.snapshot.save.staging import AsyncSaver
+from tests.kit.hooking import Hook, hooked
 from tests.kit.loading import noise as noisy
 from tests.kit.saving import Watched, keys, noise
 
@@ -298,7 +299,7 @@ def test_an_interrupt_in_the_middle_leaves_nothing_and_the_next_save_works(
     assert [snap.name for snap in store.snapshots()] == ["y"]
 
 
-def test_an_interrupt_while_waiting_does_not_give_the_memory_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_waiting_does_not_give_the_memory_away() -> None:
     gated = Gated()
     store = Store(gated)
     gated.gate.clear()
@@ -307,8 +308,7 @@ def test_an_interrupt_while_waiting_does_not_give_the_memory_away(monkeypatch: p
     def interrupt(thread: BackgroundThread, timeout_s: float | None = None) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(BackgroundThread, "join", interrupt)
+    with hooked(BackgroundThread, "join", interrupt):
         with pytest.raises(KeyboardInterrupt):
             store.save_async("b", {"t": torch.zeros(5000)})
     threading.Timer(0.05, gated.gate.set).start()
@@ -393,13 +393,11 @@ def test_closing_gives_the_memory_for_copies_back_and_it_is_taken_again(store: S
     assert torch.equal(store.load("b")["x"], torch.arange(1000.0))
 
 
-def test_a_thread_that_fails_before_the_save_begins_is_told_as_it_is(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_that_fails_before_the_save_begins_is_told_as_it_is(store: Store, hook: Hook) -> None:
     def fail(*_: object) -> None:
         raise MemoryError("no frame")
 
-    monkeypatch.setattr(AsyncSaver, "_run", fail)
+    hook(AsyncSaver, "_run", fail)
 
     with pytest.raises(MemoryError, match="no frame"):
         store.save_async("x", {"a": 1}).wait()

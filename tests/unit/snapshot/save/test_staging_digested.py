@@ -13,6 +13,7 @@ from holdfast.repo.format.source import BytesSource
 from holdfast.repo.write.writer import Request
 from holdfast.snapshot.save import staging
 from holdfast.snapshot.save.staging import AsyncSaver, Staging
+from tests.kit.hooking import hooked
 from tests.kit.saving import load_bytes, new_repo, noise
 
 
@@ -41,22 +42,18 @@ def test_a_name_that_another_process_takes_at_the_last_moment_blocks_nobody(
 
 @pytest.mark.parametrize("has_digests", [True, False], ids=["with digests", "without"])
 @pytest.mark.parametrize("way", ["full", "budget"])
-def test_an_interrupt_while_the_thread_starts_leaves_no_thread_that_waits(
-    monkeypatch: pytest.MonkeyPatch, way: Staging, has_digests: bool
-) -> None:
+def test_an_interrupt_while_the_thread_starts_leaves_no_thread_that_waits(way: Staging, has_digests: bool) -> None:
     repo, saver = new_repo(), AsyncSaver()
     request = make_request("x", noise(5000), noise(5000, 1))
     request = request if has_digests else replace(request, digests={})
-    with monkeypatch.context() as patch:
-        start = BackgroundThread.start
+    start = BackgroundThread.start
 
-        def start_and_interrupt(self: BackgroundThread) -> None:
-            start(self)
-            raise KeyboardInterrupt
+    def start_and_interrupt(self: BackgroundThread) -> None:
+        start(self)
+        raise KeyboardInterrupt
 
-        patch.setattr(BackgroundThread, "start", start_and_interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            saver.start(repo, request, staging=way)
+    with hooked(BackgroundThread, "start", start_and_interrupt), pytest.raises(KeyboardInterrupt):
+        saver.start(repo, request, staging=way)
 
     saver.start(repo, replace(request, name="y"), staging=way).wait()
 

@@ -15,6 +15,7 @@ from holdfast.tensors.device_digest.deferred import CollectedDigests, DeferredDi
 from holdfast.tensors.device_digest.pieces import DeviceBytes
 from holdfast.tensors.device_digest.torch_ops import TorchKernels
 from tests.kit.device_digests import CPU
+from tests.kit.hooking import hooked
 
 
 @pytest.fixture(autouse=True)
@@ -142,11 +143,10 @@ def test_tensors_of_the_cpu_and_of_devices_without_kernels_are_not_deferred(monk
     assert not can_defer(torch.device("cuda", 0))
 
 
-def test_after_an_error_later_digests_are_not_mixed_up_with_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_error_later_digests_are_not_mixed_up_with_earlier_ones() -> None:
     queue = DeferredDigests()
     _queue(queue, [torch.arange(3), torch.arange(4)])
-    with monkeypatch.context() as patch:
-        patch.setattr(TorchKernels, "hash_parts", _fail)
+    with hooked(TorchKernels, "hash_parts", _fail):
         with pytest.raises(RuntimeError, match="the device is lost"):
             queue.collect()
 

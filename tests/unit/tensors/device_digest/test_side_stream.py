@@ -11,6 +11,7 @@ import torch
 
 from holdfast.tensors.device_digest import side_stream
 from holdfast.tensors.device_digest.side_stream import CallerStream, HostLink, SideStream
+from tests.kit.hooking import Hook
 
 DEVICE = torch.device("cuda", 0)
 
@@ -89,12 +90,12 @@ def test_gradients_are_off_inside_only() -> None:
 
 @pytest.mark.parametrize("kind", [SideStream, CallerStream])
 def test_a_stream_that_cannot_be_entered_leaves_gradients_on(
-    streams: _Streams, monkeypatch: pytest.MonkeyPatch, kind: type[SideStream | CallerStream]
+    streams: _Streams, hook: Hook, kind: type[SideStream | CallerStream]
 ) -> None:
     def fail(device: torch.device) -> None:
         raise RuntimeError("the stream is captured")
 
-    monkeypatch.setattr(streams, "current_stream", fail)
+    hook(streams, "current_stream", fail)
 
     with pytest.raises(RuntimeError, match="captured"), kind(DEVICE):
         pass
