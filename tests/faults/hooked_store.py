@@ -116,19 +116,28 @@ class _HookedUpload:
         self.abort()
 
 
-def once(name: str, prefix: str, act: Callable[[], None]) -> Hook:
+class Once:
+    """A hook that acts the `count`-th time that `name` meets a key starting with `prefix`."""
+
+    def __init__(self, name: str, prefix: str, act: Callable[[], None], *, count: int = 1) -> None:
+        self._name, self._prefix, self._act, self._left = name, prefix, act, count
+
+    def __call__(self, name: str, key: str) -> None:
+        if name == self._name and key.startswith(self._prefix):
+            self._left -= 1
+            if self._left == 0:
+                self._act()
+
+    @property
+    def has_acted(self) -> bool:
+        return self._left <= 0
+
+
+def once(name: str, prefix: str, act: Callable[[], None]) -> Once:
     """Return a hook that acts the first time that `name` meets a key starting with `prefix`."""
     return nth(1, name, prefix, act)
 
 
-def nth(count: int, name: str, prefix: str, act: Callable[[], None]) -> Hook:
+def nth(count: int, name: str, prefix: str, act: Callable[[], None]) -> Once:
     """Return a hook that acts the `count`-th time that `name` meets a key starting with `prefix`."""
-    left = [count]
-
-    def hook(met: str, key: str) -> None:
-        if met == name and key.startswith(prefix):
-            left[0] -= 1
-            if left[0] == 0:
-                act()
-
-    return hook
+    return Once(name, prefix, act, count=count)

@@ -141,8 +141,9 @@ def test_who_is_fenced_before_the_renewal_commits_nothing(store: MemoryStore) ->
 
 
 def test_who_is_fenced_after_the_commit_has_saved_if_all_is_there(store: MemoryStore) -> None:
-    hooked = HookedStore(store, after=once("create", "snapshots/", lambda: fence(store)))
-    save_content(hooked, "b", NEW)
+    hook = once("create", "snapshots/", lambda: fence(store))
+    save_content(HookedStore(store, after=hook), "b", NEW)
+    assert hook.has_acted
     assert read_content(store, read_snapshot(store, "b")) == NEW
     assert is_clean(store)
 

@@ -114,8 +114,9 @@ def test_two_collectors_on_a_network_wait_for_the_same_save_and_take_nothing_fro
         assert collect(store, first).deleted == 0
 
     # The save has chosen to rely on what is dead, and then both collectors mark it.
-    hooked = HookedStore(store, before=once("create", "manifests/", collect_both))
-    save_content(hooked, "later", CONTENT)
+    hook = once("create", "manifests/", collect_both)
+    save_content(HookedStore(store, before=hook), "later", CONTENT)
+    assert hook.has_acted
     clock.advance(STALE_LISTING_S + 1.0)
     collect(store, first)
     collect(store, second)

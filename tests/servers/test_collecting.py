@@ -39,6 +39,7 @@ def test_what_a_save_relies_on_is_not_deleted(place: ServerPlace, moment: str) -
 
     save_content(HookedStore(store, before=once("create", moment, collect_twice)), "again", SECOND)
 
+    assert len(ends) == 2
     state = read_state(store)
     assert holds(state, "again", SECOND)
     assert holds(state, "stays", FIRST)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -51,18 +52,24 @@ def open_patient(place: ServerPlace, tmp_path: Path) -> CloudStore:
     return place.open(make_prefix(tmp_path), retry_config=PATIENT)
 
 
-def hook(store: CloudStore, moment: str, act: Callable[[], None]) -> HookedStore:
+@contextmanager
+def striking(store: CloudStore, moment: str, act: Callable[[], None]) -> Iterator[HookedStore]:
+    """Yield a store that acts at a moment of a save, which must come."""
     side, name, prefix = MOMENTS[moment]
-    return HookedStore(store, **{side: once(name, prefix, act)})
+    hook = once(name, prefix, act)
+    yield HookedStore(store, **{side: hook})
+    assert hook.has_acted, f"the save has no moment {moment!r}"
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_server_that_dies_in_a_save_loses_nothing(place: ServerPlace, tmp_path: Path, moment: str) -> None:
     save_content(open_patient(place, tmp_path), "run/1", FIRST)
     save_content(open_patient(place, tmp_path), "run/2", SECOND)
-    dying = hook(place.open(make_prefix(tmp_path)), moment, lambda: kill(place))
 
-    with pytest.raises((StoreError, CommitUnknown), match="did not answer"):
+    with (
+        striking(place.open(make_prefix(tmp_path)), moment, lambda: kill(place)) as dying,
+        pytest.raises((StoreError, CommitUnknown), match="did not answer"),
+    ):
         save_content(dying, "run/2", THIRD, overwrite=True)
 
     restart(place)
@@ -86,7 +93,8 @@ def test_a_save_outlasts_a_server_that_is_started_again(place: ServerPlace, tmp_
 
     save_content(open_patient(place, tmp_path), "run/1", FIRST)
 
-    save_content(hook(open_patient(place, tmp_path), moment, replace_server), "run/2", THIRD)
+    with striking(open_patient(place, tmp_path), moment, replace_server) as store:
+        save_content(store, "run/2", THIRD)
 
     state = read_state(open_patient(place, tmp_path))
     assert holds(state, "run/1", FIRST)
