@@ -17,6 +17,7 @@ import torch.distributed as dist
 from holdfast.testing import ranks
 from holdfast.testing.ranks import Lost, RankFault, RanksFailed, run_ranks
 from tests.distributed.conftest import World
+from tests.kit.hooking import Hook
 from tests.kit.patience import PATIENCE_S, PROMPT_S
 
 
@@ -107,6 +108,19 @@ def test_a_rank_can_be_hit_from_outside_and_leaves_no_process(world: World, tmp_
     pid = int((tmp_path / "pid").read_text(encoding="ascii"))
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_rank_that_was_to_be_lost_and_answers_is_told(hook: Hook) -> None:
+    kept = ranks._Answers._take
+
+    def take_last(self: Any, rank: int) -> None:
+        assert self._ranks[1].connection.poll(PATIENCE_S)
+        kept(self, rank)
+
+    hook(ranks._Answers, "_take", take_last)
+
+    with pytest.raises(RanksFailed, match="rank 1: answered, but was expected to end or stop itself"):
+        run_ranks(2, run_without_a_group, backend=None, timeout_s=PATIENCE_S, lost=[1])
 
 
 def test_a_fault_that_is_never_due_is_told(tmp_path: Path) -> None:

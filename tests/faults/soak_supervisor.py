@@ -42,11 +42,12 @@ class Plan:
     root: str
     logs: str
     roles: list[str]
-    kills: int
-    cpu_s: float
-    """How much the workers do, all together, in seconds of CPU time: the same on a busy machine as on a quiet one."""
-    pause_cpu_s: tuple[float, float]
-    """How much they do between two kills, at least and at most."""
+    acts: int
+    """How many acts have to be acknowledged in the logs, at least; the run ends when they are."""
+    pause_acts: tuple[int, int]
+    """How many are acknowledged between two kills, at least and at most; the load of the machine changes nothing."""
+    pause_cpu_s: float = 0.1
+    """After that, up to so much CPU time passes, so that a kill may come at any moment of an act."""
     seed: int = 0
     expire_s: float = EXPIRE_S
 
@@ -151,12 +152,34 @@ def fork(plan: Plan, slot: int, life: int) -> int:
     return worker
 
 
+class Logs:
+    """Counts the acts that are acknowledged in the logs of all workers."""
+
+    def __init__(self, folder: str, workers: int) -> None:
+        self._paths = [Path(folder, f"{slot}.log") for slot in range(workers)]
+        self._read_bytes = [0] * workers
+        self._count = 0
+
+    def count_acts(self) -> int:
+        """Return how many acts have been acknowledged so far."""
+        for slot, path in enumerate(self._paths):
+            if not path.exists():
+                continue
+            with path.open("rb") as file:
+                file.seek(self._read_bytes[slot])
+                lines, newline, _ = file.read().rpartition(b"\n")
+            self._read_bytes[slot] += len(lines + newline)
+            self._count += sum(line.startswith((b"done", b"did")) for line in lines.splitlines())
+        return self._count
+
+
 class Workers:
-    """Processes that work until they are killed, and the CPU time that they have taken so far."""
+    """Processes that work until they are killed, and what they have done so far."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._ended_cpu_s = 0.0
+        self._logs = Logs(plan.logs, len(plan.roles))
         self._lives = [0] * len(plan.roles)
         self._pids = [fork(plan, slot, 0) for slot in range(len(plan.roles))]
 
@@ -165,11 +188,18 @@ class Workers:
 
     def count_cpu_s(self) -> float:
         """Return the CPU time of all workers, those that were killed included."""
-        return self._ended_cpu_s + sum(map(_read_cpu_s, self._pids))
+        return self._ended_cpu_s + sum(map(read_cpu_s, self._pids))
 
-    def wait(self, cpu_s: float) -> None:
-        """Let them work for so long; not for ever, for all of them may wait for something."""
-        goal_s, deadline_s = self.count_cpu_s() + cpu_s, time.monotonic() + _STALL_S
+    def count_acts(self) -> int:
+        """Return how many acts all workers have acknowledged."""
+        return self._logs.count_acts()
+
+    def wait(self, acts: int, cpu_s: float) -> None:
+        """Let them do so many acts, then work for so long; not for ever, for all of them may wait for something."""
+        goal, deadline_s = self.count_acts() + acts, time.monotonic() + _STALL_S
+        while self.count_acts() < goal and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        goal_s = self.count_cpu_s() + cpu_s
         while self.count_cpu_s() < goal_s and time.monotonic() < deadline_s:
             time.sleep(0.001)
 
@@ -186,13 +216,14 @@ class Workers:
         self._pids = []
 
     def _end(self, pid: int) -> None:
-        self._ended_cpu_s += _read_cpu_s(pid)
+        self._ended_cpu_s += read_cpu_s(pid)
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         assert os.WIFSIGNALED(status), status  # it must have been alive
 
 
-def _read_cpu_s(pid: int) -> float:
+def read_cpu_s(pid: int) -> float:
+    """Return the CPU time of another process."""
     # The clock id of another process, as clock_getcpuclockid(3) makes it.
     return time.clock_gettime((~pid << 3) | 2)
 
@@ -212,8 +243,8 @@ def supervise(plan: Plan) -> int:
     os.makedirs(plan.logs, exist_ok=True)
     workers = Workers(replace(plan, expire_s=plan.expire_s * measure_slowness()))
     killed = 0
-    while killed < plan.kills and workers.count_cpu_s() < plan.cpu_s:
-        workers.wait(chance.uniform(*plan.pause_cpu_s))
+    while workers.count_acts() < plan.acts:
+        workers.wait(chance.randint(*plan.pause_acts), chance.uniform(0, plan.pause_cpu_s))
         workers.replace(chance.randrange(len(workers)))
         killed += 1
     workers.end()

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,11 +26,12 @@ from holdfast.repo.names.snapshots import CommittedSnapshot, iter_names
 from holdfast.repo.names.tags import read_tag
 from tests.faults import kill_supervisor
 from tests.faults.scenario import check_store, read_content
+from tests.faults.soak_supervisor import read_cpu_s
 from tests.kit.patience import PATIENCE_S
 
 _PER_STORE: Final = 20
 _MAX_LINES: Final = 7
-_MAX_WAIT_S: Final = 0.012
+_MAX_WAIT_CPU_S: Final = 0.012
 
 
 class Supervisor:
@@ -70,11 +72,15 @@ class Supervisor:
         self._worker = None
         return lines
 
-    def read_lines(self, count: int, wait_s: float) -> list[str]:
-        """Return what was said once `count` lines have come and `wait_s` have passed since."""
+    def read_lines(self, count: int, wait_cpu_s: float) -> list[str]:
+        """Return what was said once `count` lines have come, and the worker has worked for `wait_cpu_s` since."""
+        assert self._worker is not None
         while self._unread.count(b"\n") < count:
             self._receive(PATIENCE_S)
-        select.select([], [], [], wait_s)
+        # CPU time, so that a worker comes as far on a busy machine.
+        end_cpu_s, end_s = read_cpu_s(self._worker) + wait_cpu_s, time.monotonic() + PATIENCE_S
+        while read_cpu_s(self._worker) < end_cpu_s and time.monotonic() < end_s:
+            time.sleep(0.0005)
         return self._take()
 
     def close(self) -> None:
@@ -181,7 +187,7 @@ def kill_often(supervisor: Supervisor, folder: str, *, kills: int, chance: rando
         root, told = f"{folder}/{start}", Told()
         for _ in range(min(_PER_STORE, kills)):
             supervisor.begin(root, told.next_version)
-            told.hear(supervisor.read_lines(chance.randint(0, _MAX_LINES), chance.uniform(0, _MAX_WAIT_S)))
+            told.hear(supervisor.read_lines(chance.randint(0, _MAX_LINES), chance.uniform(0, _MAX_WAIT_CPU_S)))
             told.hear(supervisor.kill())
             num_cut_short += bool(told.begun)
             assert told.settle(read_versions(open_store(root), told.tagged)) == []

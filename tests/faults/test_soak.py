@@ -123,22 +123,22 @@ def judge(plan: Plan, told: Told) -> dict[str, int]:
 @pytest.mark.slow
 def test_after_many_kills_of_whoever_does_everything_gc_brings_the_disk_down(tmp_path: Path) -> None:
     places = str(tmp_path / "store"), str(tmp_path / "logs")
-    plan = Plan(*places, ["mixed"], kills=120, cpu_s=60.0, pause_cpu_s=(0.0, 0.12), seed=7)
+    plan = Plan(*places, ["mixed"], acts=300, pause_acts=(0, 4), seed=7)
     told, killed = run(plan)
-    assert killed == 120
-    assert told.counts["done"] > 50, told.counts
+    assert killed > 60
+    assert told.counts["done"] > 100, told.counts
     figures = judge(plan, told)
     assert figures["after gc"] <= figures["before"]
 
 
-@pytest.mark.parametrize("cpu_s", [5.0, pytest.param(200.0, marks=pytest.mark.slow)])
-def test_two_collectors_and_four_writers_under_fire_lose_nothing(cpu_s: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("acts", [100, pytest.param(4000, marks=pytest.mark.slow)])
+def test_two_collectors_and_four_writers_under_fire_lose_nothing(acts: int, tmp_path: Path) -> None:
     roles = ["write"] * 4 + ["collect"] * 2
     places = str(tmp_path / "store"), str(tmp_path / "logs")
-    plan = Plan(*places, roles, kills=10_000, cpu_s=cpu_s, pause_cpu_s=(0.1, 0.6), seed=11)
+    plan = Plan(*places, roles, acts=acts, pause_acts=(2, 12), seed=11)
     told, killed = run(plan)
-    assert killed > cpu_s
-    assert told.counts["done"] > 2 * cpu_s, told.counts
-    assert told.counts["did collect"] > cpu_s / 8, told.counts
+    assert killed > acts / 20
+    assert told.counts["done"] > acts / 2, told.counts
+    assert told.counts["did collect"] > acts / 100, told.counts
     figures = judge(plan, told)
     assert figures["after gc"] < figures["before"]

@@ -100,7 +100,7 @@ def run_ranks(
         timeout_s: limit for the whole call; after that, the stacks of all ranks are printed to standard error.
         backend: of the process group; None creates no group.
         faults: signals to send to ranks, from which no answer is then expected.
-        lost: ranks that end or stop themselves, from which no answer is expected either.
+        lost: ranks that end or stop themselves; if one answers all the same, RanksFailed is raised.
         hosted_apart: host the group's store in the calling process, as launchers do, instead of on rank 0.
         preload: modules to import once for the ranks of all calls, so that they start faster; only the first call
             in a process can set it.
@@ -125,7 +125,7 @@ def run_ranks(
                 one.connection.send(0)
         else:
             _send_port(ranks, store)
-        return _Answers(ranks, faults, {*faults, *lost}).wait(timeout_s)
+        return _Answers(ranks, faults, lost).wait(timeout_s)
     finally:
         for one in ranks:
             # A closed connection means that the rank was told to end by itself. Others are killed, stopped ones too.
@@ -150,11 +150,12 @@ def _send_port(ranks: Sequence[_Rank], store: TCPStore | None) -> None:
 class _Answers:
     """Collects the answers of the ranks, and sends them signals when these are due."""
 
-    def __init__(self, ranks: Sequence[_Rank], faults: Mapping[int, RankFault], unexpected: Collection[int]) -> None:
+    def __init__(self, ranks: Sequence[_Rank], faults: Mapping[int, RankFault], lost: Collection[int]) -> None:
         self._ranks = ranks
         self._faults = dict(faults)
-        self._unexpected = unexpected
-        self._pending = {rank for rank in range(len(ranks)) if rank not in unexpected}
+        self._lost = lost
+        self._unexpected = {*faults, *lost}
+        self._pending = {rank for rank in range(len(ranks)) if rank not in self._unexpected}
         self._results: list[Any] = [Lost(rank) for rank in range(len(ranks))]
         self._reasons: dict[int, str] = {}
 
@@ -172,8 +173,19 @@ class _Answers:
             silent = "no answer" if self._reasons else f"no answer within {timeout_s:g} s"
             unhurt = dict.fromkeys(self._faults, "its fault was not due before the timeout")
             raise RanksFailed({**unhurt, **dict.fromkeys(self._pending, silent), **self._reasons})
+        for rank in filter(self._has_answered, self._lost):
+            self._reasons[rank] = "answered, but was expected to end or stop itself: was its fault reached?"
+        if self._reasons:
+            raise RanksFailed(self._reasons)
         self._dismiss()
         return self._results
+
+    def _has_answered(self, rank: int) -> bool:
+        connection = self._ranks[rank].connection
+        try:
+            return connection.poll() and bool(connection.recv())
+        except (EOFError, OSError):
+            return False
 
     def _take(self, rank: int) -> None:
         self._pending.discard(rank)
