@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from signal import SIGCONT, Signals
 from typing import Any, Final, NamedTuple
 from unittest import mock
 
@@ -12,6 +16,7 @@ from holdfast.distributed.talk.collectives import Collectives
 from holdfast.distributed.talk.store_rounds import StoreRounds
 from holdfast.repo.names.snapshots import commit_snapshot
 from holdfast.repo.write import transaction
+from tests.kit.patience import PATIENCE_S
 
 BEFORE: Final = "before"
 """The rank has not begun its part of the step."""
@@ -112,3 +117,66 @@ def list_cells(steps: Sequence[str], size: int) -> list[Cell]:
             cells.append(Cell(Moment(step, phase), holds))
         cells.append(Cell(Moment(step, COLLECTED), (Moment(step, ARRIVED),) * (size - 1)))
     return cells
+
+
+class Signs:
+    """Files by which the processes of a test know how far the others are."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def give(self, sign: str, rank: int) -> None:
+        path = self._folder / f"{sign} {rank}"
+        path.with_suffix(".new").write_text(str(os.getpid()), encoding="utf-8")
+        path.with_suffix(".new").rename(path)
+
+    def wait(self, sign: str, rank: int) -> int:
+        """Wait for a sign of a rank and return its process."""
+        wait_until((self._folder / f"{sign} {rank}").exists)
+        return self._read(sign, rank)
+
+    def is_halted(self, rank: int) -> bool:
+        """Return whether a rank has given the sign "halting" and is dead or stopped."""
+        return (self._folder / f"halting {rank}").exists() and is_halted(self._read("halting", rank))
+
+    def _read(self, sign: str, rank: int) -> int:
+        return int((self._folder / f"{sign} {rank}").read_text(encoding="utf-8"))
+
+    def halt_in(self, victim: int, signal: Signals, *, rank: int, others: Collection[int]) -> None:
+        """Halt this process if it is the victim, when all others are here; hold any other until the victim is halted.
+
+        Each rank of the test calls this once, at its moment.
+        """
+        if rank == victim:
+            for other in others:
+                self.wait("held", other)
+            self.give("halting", rank)
+            os.kill(os.getpid(), signal)
+        else:
+            self.give("held", rank)
+            pid = self.wait("halting", victim)
+            wait_until(lambda: is_halted(pid))
+
+    def resume(self, victim: int, *, others: Collection[int]) -> None:
+        """Continue a stopped victim when all others have given the sign "told"; return when it has given it, too."""
+        for other in others:
+            self.wait("told", other)
+        os.kill(self.wait("halting", victim), SIGCONT)
+        self.wait("told", victim)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Return as soon as something is so; fail if it never is."""
+    end = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < end, "a rank did not come to its moment"
+        time.sleep(0.002)
+
+
+def is_halted(pid: int) -> bool:
+    """Return whether a process is dead or stopped."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return True
+    return stat.rpartition(")")[2].split()[0] in "TtZX"

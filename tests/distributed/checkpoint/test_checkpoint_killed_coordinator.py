@@ -6,10 +6,8 @@ The grid of `test_checkpoint_dead_coordinator`, with real processes, a real TCPS
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
-from signal import SIGCONT, SIGKILL, SIGSTOP, Signals
+from signal import SIGKILL, SIGSTOP, Signals
 from typing import Final
 
 import pytest
@@ -19,77 +17,34 @@ import holdfast
 from tests.distributed.checkpoint.test_checkpoint_dead_coordinator import find_wrong
 from tests.distributed.checkpoint.test_checkpoint_rank_faults import STEPS
 from tests.distributed.conftest import World
-from tests.distributed.cues import ARRIVED, CREATED, Cell, Moment, cueing, list_cells
+from tests.distributed.cues import ARRIVED, CREATED, Cell, Moment, Signs, cueing, list_cells
 from tests.distributed.outcomes import ActOutcome, report_outcome
+from tests.kit.patience import PATIENCE_S
 
 KNOWN: Final = Cell(Moment("commit", CREATED), (Moment("stale", ARRIVED),))
 """The record was created, and the other rank has not read the answer that lets the coordinator create it."""
-LIMIT_S: Final = 30.0
 TIMEOUT_S: Final = 1.0
 """Where it has to pass."""
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not is_so():
-        assert time.monotonic() < end, "a rank did not come to where it was to be"
-        time.sleep(0.002)
-
-
-def is_halted(pid: int) -> bool:
-    """Tell whether a process is dead or stopped."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return True
-    return stat.rpartition(")")[2].split()[0] in "TtZX"
-
-
-class Signs:
-    """Files by which the ranks of a test know how far the others are."""
-
-    def __init__(self, folder: Path, size: int) -> None:
-        self._folder = folder
-        self._others = range(1, size)
-
-    def give(self, sign: str, rank: int) -> None:
-        path = self._folder / f"{sign} {rank}"
-        path.with_suffix(".new").write_text(str(os.getpid()), encoding="utf-8")
-        path.with_suffix(".new").rename(path)
-
-    def wait_others(self, sign: str) -> None:
-        wait_until(lambda: all((self._folder / f"{sign} {rank}").exists() for rank in self._others))
-
-    def wait_coordinator(self, sign: str) -> int:
-        """Wait for a sign of the coordinator and return its process."""
-        path = self._folder / f"{sign} 0"
-        wait_until(path.exists)
-        return int(path.read_text(encoding="utf-8"))
-
-
 def save_with_signs(rank: int, folder: Path, cell: Cell, signal: Signals) -> ActOutcome:
     """Save; halt the coordinator when all others are held; go on; resume a coordinator that was only stopped."""
-    signs = Signs(folder, 1 + len(cell.holds))
+    signs = Signs(folder)
+    others = range(1, 1 + len(cell.holds))
 
     def cue(_rank: int, moment: Moment) -> None:
-        if rank == 0 and moment == cell.death:
-            signs.wait_others("held")
-            signs.give("halting", rank)
-            os.kill(os.getpid(), signal)
-        if rank > 0 and moment == cell.holds[rank - 1]:
-            signs.give("held", rank)
-            pid = signs.wait_coordinator("halting")
-            wait_until(lambda: is_halted(pid))
+        if moment == (cell.holds[rank - 1] if rank else cell.death):
+            signs.halt_in(0, signal, rank=rank, others=others)
 
-    timeout_s = TIMEOUT_S if signal == SIGSTOP else LIMIT_S
+    timeout_s = TIMEOUT_S if signal == SIGSTOP else PATIENCE_S
     with cueing(cue), holdfast.open(folder / "store") as store:
         tree = {"w": torch.ones(300)}
         outcome = report_outcome(lambda: store.save("run", tree, overwrite=True, timeout_s=timeout_s).generation)
     signs.give("told", rank)
+    if rank == 0:
+        os._exit(0)  # it was resumed; nobody expects its answer
     if rank == 1 and signal == SIGSTOP:
-        signs.wait_others("told")
-        os.kill(signs.wait_coordinator("halting"), SIGCONT)
-        signs.wait_coordinator("told")
+        signs.resume(0, others=others)
     return outcome
 
 
