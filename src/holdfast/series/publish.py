@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
 
-from holdfast.distributed.checkpoint.checkpoint import World, find_world
-from holdfast.distributed.checkpoint.choices import PublishChoices, Together
+from holdfast.distributed.checkpoint.checkpoint import World, reporting_early
+from holdfast.distributed.checkpoint.choices import PublishChoices, choose_world
 from holdfast.distributed.talk.failures import is_caused_by
 from holdfast.errors import BadName, HoldfastError, NameInUse, RankError
 from holdfast.mirror.retention import keep_unmirrored
@@ -22,6 +22,7 @@ from holdfast.repo.write.writer import SaveResult
 
 _log = logging.getLogger(__name__)
 
+_PUBLISH: Final = "publish"
 _DIGITS: Final = 8
 _NUMBER: Final = re.compile(r"[0-9]{8}|[1-9][0-9]{8,14}")
 """Eight digits, or more without leading zeros, so that a number has one name."""
@@ -85,8 +86,9 @@ def publish(
 
     If another publisher takes the number first, the next one is used.
     """
-    series = verify_series(series)
-    world = find_world(**{key: choices[key] for key in Together.__annotations__ if key in choices})  # type: ignore[literal-required]  # these are its keys
+    world = choose_world(choices)
+    with reporting_early(world, _PUBLISH, str(series)):
+        series = verify_series(series)
     for _ in range(_ATTEMPTS):
         version = _read_next_together(store.repository, series, world)
         try:
@@ -106,7 +108,7 @@ def publish(
 def _read_next_together(repo: Repository, series: str, world: World | None) -> NextVersion:
     if world is None:
         return read_next(repo, series)
-    with world.join("publish", series) as ranks:
+    with world.join(_PUBLISH, series) as ranks:
         return NextVersion(*ranks.broadcast("number", lambda: tuple(read_next(repo, series))))
 
 

@@ -44,13 +44,14 @@ class TreeMethods(OpenStore):
         `SaveChoices` has all options; `overwrite=True` replaces what the name has.
         `progress=True` shows a progress bar (of tqdm, or else of rich); a function receives each `ProgressUpdate`.
         """
-        from holdfast.distributed.checkpoint.checkpoint import save_together
-        from holdfast.distributed.checkpoint.choices import make_save_options
+        from holdfast.distributed.checkpoint.checkpoint import SAVE, reporting_early, save_together
+        from holdfast.distributed.checkpoint.choices import choose_world, make_save_options
 
-        lineage = self._describe_save(name, choices.get("mirror"))
-        options, world = make_save_options(environment=self._environment, lineage=lineage, **choices)
-        repo, bar = self.repository, make_progress(progress)
-        self._find_saver().wait()
+        with reporting_early(choose_world(choices), SAVE, str(name)):
+            lineage = self._describe_save(name, choices.get("mirror"))
+            options, world = make_save_options(environment=self._environment, lineage=lineage, **choices)
+            repo, bar = self.repository, make_progress(progress)
+            self._find_saver().wait()
         result = save_together(repo, name, tree, options, types=self._types, world=world, progress=bar)
         self._lineage.note_saved(name)
         return result
@@ -71,12 +72,13 @@ class TreeMethods(OpenStore):
         last saves was new. The handle's `wait` raises errors of the save, or the next save or `close`. If none of them
         has, the interpreter prints the error when it exits, and exits with status 120.
         """
-        from holdfast.distributed.checkpoint.checkpoint import start_together
-        from holdfast.distributed.checkpoint.choices import make_save_options
+        from holdfast.distributed.checkpoint.checkpoint import SAVE_ASYNC, reporting_early, start_together
+        from holdfast.distributed.checkpoint.choices import choose_world, make_save_options
 
-        lineage = self._describe_save(name, choices.get("mirror"))
-        options, world = make_save_options(environment=self._environment, lineage=lineage, **choices)
-        repo, saver, bar, types = self.repository, self._find_saver(), make_progress(progress), self._types
+        with reporting_early(choose_world(choices), SAVE_ASYNC, str(name)):
+            lineage = self._describe_save(name, choices.get("mirror"))
+            options, world = make_save_options(environment=self._environment, lineage=lineage, **choices)
+            repo, saver, bar, types = self.repository, self._find_saver(), make_progress(progress), self._types
         handle = start_together(
             saver, repo, name, tree, options, types=types, world=world, staging=staging, progress=bar
         )
@@ -137,12 +139,13 @@ class TreeMethods(OpenStore):
         With `since`, the snapshot that the tree holds, only the chunks that the tree lacks are read, into new memory,
         verified and then put in place, on all ranks or none. `IntoChoices` has all options.
         """
-        from holdfast.distributed.checkpoint.checkpoint import load_into_together
-        from holdfast.distributed.checkpoint.choices import make_into_options
+        from holdfast.distributed.checkpoint.checkpoint import LOAD, load_into_together, reporting_early
+        from holdfast.distributed.checkpoint.choices import choose_world, make_into_options
         from holdfast.snapshot.into.journal import Journal
 
-        options, world = make_into_options(held=self._held, progress=make_progress(progress), **choices)
-        repo, types, journal = self._views.choose_repository(name), self._types, Journal()
+        with reporting_early(choose_world(choices), LOAD):
+            options, world = make_into_options(held=self._held, progress=make_progress(progress), **choices)
+            repo, types, journal = self._views.choose_repository(name), self._types, Journal()
         try:
             with self._lineage.loading(lambda: self._open_snapshot(name).record) as find:
                 return load_into_together(repo, find, tree, options, types=types, world=world, journal=journal)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch.distributed as dist
 
 from holdfast.distributed.checkpoint.exchange import open_together
-from holdfast.distributed.checkpoint.plan import Planned, plan_save
+from holdfast.distributed.checkpoint.plan import Planned, plan_save, verify_passed_by_all
 from holdfast.distributed.checkpoint.replicas import ReplicaExchange
 from holdfast.distributed.talk.collectives import Collectives
 from holdfast.distributed.talk.failures import name_ranks
-from holdfast.errors import Mismatch
+from holdfast.errors import BadName, HoldfastError, Mismatch
 from holdfast.objects.disk_cache import find_cache
 from holdfast.progress import Progress
 from holdfast.repo.handle.repository import Repository
@@ -34,6 +35,10 @@ from holdfast.texts import list_lines, list_some
 from holdfast.trees.registered import Types
 
 DEFAULT_TIMEOUT_S: Final = 300.0
+SAVE: Final = "save"
+SAVE_ASYNC: Final = "save in the background"
+LOAD: Final = "load"
+"""Names of collectives."""
 _LISTED: Final = 50
 
 
@@ -70,6 +75,24 @@ def find_world(
     return World(process_group, timeout_s)
 
 
+@contextmanager
+def reporting_early(world: World | None, name: str, topic: str | None = None) -> Iterator[None]:
+    """Report an error that is raised before this rank joins the collective `name`/`topic` to the ranks that join it.
+
+    Otherwise they would wait for `timeout_s`, and the next call of this rank would meet their failed one.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if world is not None:
+            with suppress(HoldfastError), world.join(name, topic) as ranks:
+                if isinstance(error, BadName):
+                    # Other ranks may have passed another name. Then they wait elsewhere, which this wait detects.
+                    ranks.barrier(name)
+                ranks.fail(error, step=name)
+        raise
+
+
 def save_together(
     repo: Repository,
     name: str,
@@ -83,7 +106,7 @@ def save_together(
     """Save a tree that is distributed over the ranks; all ranks must call this, with the same name."""
     if world is None:
         return save_tree(repo, name, tree, options, types=types, progress=progress)
-    with world.join("save", str(name)) as ranks:
+    with world.join(SAVE, str(name)) as ranks:
         planned = _plan_together(name, tree, options, types, ranks)
         return _add_divergent(save(repo, add_digests(planned.request), ranks=ranks, progress=progress), planned)
 
@@ -113,8 +136,9 @@ def start_together(
     """Start a save that continues in the background, with its own `Collectives`; return its handle."""
     if world is None:
         return saver.start(repo, make_request(name, tree, options, types), staging=staging, progress=progress)
-    saver.wait()
-    ranks = world.join("save in the background", str(name))
+    with reporting_early(world, SAVE_ASYNC, str(name)):
+        saver.wait()
+    ranks = world.join(SAVE_ASYNC, str(name))
     try:
         planned = _plan_together(name, tree, options, types, ranks)
 
@@ -171,7 +195,7 @@ def load_into_together(
     """
     if world is None:
         return LazySnapshot(repo, find(), types).load_into(tree, replace(options, replicas="each"), journal=journal)
-    with world.join("load") as ranks:
+    with world.join(LOAD) as ranks:
         journal.where = f"the target of rank {ranks.rank}"
         record = _agree_on_record(find, options, ranks)
         chunk_exchange = open_together(repo.store, record.manifest, ranks, name=record.name)
@@ -224,17 +248,20 @@ def _agree_on_record(
 ) -> CommittedSnapshot:
     """Return the snapshot that this rank finds; raise Mismatch unless all ranks find the same, and load it alike."""
     found: list[CommittedSnapshot] = []
+    # The choices that decide which steps the ranks take.
+    way = "since=" if options.since is not None else f"replicas={options.replicas!r}"
 
-    def find_identity() -> tuple[str, int, bytes, bool]:
+    def find_identity() -> tuple[tuple[str, int, bytes], bool, str]:
         found.append(find())
-        return found[0].name, found[0].generation, found[0].digest, options.is_transaction
+        return (found[0].name, found[0].generation, found[0].digest), options.is_transaction, way
 
-    seen = ranks.all_gather("load", find_identity)
-    if len({is_transaction for *_, is_transaction in seen}) > 1:
-        given = [rank for rank, (*_, is_transaction) in enumerate(seen) if is_transaction]
-        raise Mismatch(f"only {name_ranks(given)} passed since= or atomic=True: pass it on all ranks, or on none")
-    if len(set(seen)) > 1:
-        names = [f"rank {rank} {name!r} (generation {number})" for rank, (name, number, *_) in enumerate(seen)]
+    seen = [(tuple(identity), *choices) for identity, *choices in ranks.all_gather("load", find_identity)]
+    verify_passed_by_all("since= or atomic=True", [is_transaction for _, is_transaction, _ in seen])
+    if len({way for *_, way in seen}) > 1:
+        given = list_some([f"rank {rank} {way}" for rank, (*_, way) in enumerate(seen)], _LISTED)
+        raise Mismatch(f"the ranks load in different ways: {given}; pass the same options on all ranks")
+    if len({identity for identity, *_ in seen}) > 1:
+        names = [f"rank {rank} {name!r} (generation {number})" for rank, ((name, number, _), *_) in enumerate(seen)]
         raise Mismatch(
             f"the ranks load different snapshots: {list_some(names, _LISTED)}. Choose one on one rank and broadcast its"
             " name"

@@ -34,6 +34,7 @@ class PublishChoices(Together, total=False):
     """Keyword arguments of `Store.publish` and of all saves."""
 
     metadata: Mapping[str, Json] | None
+    """Facts to find the snapshot by. Of many ranks, those of rank 0 are stored."""
     base: str | None
     """A snapshot with similar content, whose chunks are reused; by default the latest with the same prefix."""
     allow_pickle: bool
@@ -52,7 +53,7 @@ class SaveChoices(PublishChoices, total=False):
     """Keyword arguments of `Store.save` and `Store.save_async`."""
 
     overwrite: bool
-    """Replace what the name has; without it, other content raises NameInUse."""
+    """Replace what the name has; without it, other content raises NameInUse. The same on all ranks."""
     after_s: float
     """The commit time is later than this, whatever the clock says: a series whose names are numbered stays in order."""
 
@@ -81,6 +82,11 @@ class IntoChoices(Together, total=False):
     check_target: bool
     """With `since`, hash all of the tree. Version counters do not notice writes through `.data`, by numpy, by another
     process or by code outside torch."""
+
+
+def choose_world(choices: Mapping[str, Any]) -> World | None:
+    """Return the ranks that take part in an operation with these keyword arguments, of which others may be wrong."""
+    return find_world(**{key: choices[key] for key in Together.__annotations__ if key in choices})
 
 
 def make_save_options(

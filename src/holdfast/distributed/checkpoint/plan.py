@@ -119,6 +119,7 @@ class _Planner:
         ranks = self._ranks
         seed = ranks.broadcast(f"save {self._name!r}", lambda: secrets.token_bytes(8))
         described = ranks.all_gather("describe", lambda: self._describe(tree, types, seed))
+        verify_passed_by_all("overwrite=True", [each[3] for each in described])
         root = self._agree_on_tree([(each[0], each[1]) for each in described])
         holders, variants = self._find_holders(described)
         chunks = self._choose_chunks(holders)
@@ -152,7 +153,7 @@ class _Planner:
         return {TREE: self._leaves.node}
 
     def _describe(self, tree: object, types: Types, seed: bytes) -> tuple[Any, ...]:
-        """Encode the tree; return the name, a digest of the tree, and per group of ranks one of the fingerprints."""
+        """Encode the tree; return what the ranks compare: name, digests of tree and fingerprints, and `overwrite`."""
         leaves = make_leaves(tree, self._options, types)
         self._leaves.node = parse_json(leaves.spec.data, where="the tree")[TREE]
         self._leaves.sources = leaves.sources
@@ -169,7 +170,7 @@ class _Planner:
         for number, taken in self._leaves.fingerprints.items():
             by_group[self._find_declared(number)].append(canonical_json(self._key(number)) + taken)
         digests = {group: hash_bytes(b"".join(sorted(found))) for group, found in by_group.items()}
-        return self._name, hash_bytes(shape), digests
+        return self._name, hash_bytes(shape), digests, self._options.overwrite
 
     def _find_declared(self, number: int) -> tuple[int, ...]:
         """Return the ranks that are declared to have the same entry or box as this one; all ranks if none are."""
@@ -462,6 +463,13 @@ def _warn_of_divergent(name: str, divergent: Sequence[str]) -> None:
         " values with holdfast.per_rank(...) if they are meant to differ",
         stacklevel=2,
     )
+
+
+def verify_passed_by_all(option: str, is_passed: Sequence[bool]) -> None:
+    """Raise Mismatch if some ranks have passed an option and others have not."""
+    given = [rank for rank, each in enumerate(is_passed) if each]
+    if 0 < len(given) < len(is_passed):
+        raise Mismatch(f"only {name_ranks(given)} passed {option}: pass it on all ranks, or on none")
 
 
 def plan_shares(sizes: Sequence[int], holders: int) -> list[range]:

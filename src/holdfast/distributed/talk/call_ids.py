@@ -85,8 +85,24 @@ def read_mismatches(store: Store, call_id: CallId, missing: Sequence[int], *, ra
     found = {other: call for other in missing for call in _iter_other_calls(store, call_id, other, rank)}
     if len(found) < len(missing):
         return []
-    text = "is in {!r} while rank {} is in {!r}; all ranks must pass the same name"
-    return [RankFailure(other, MISMATCH, text.format(found[other].topic, rank, call_id.topic)) for other in missing]
+    return [describe_mismatch(other, found[other].topic, rank, call_id.topic) for other in missing]
+
+
+def withdraw_mismatched(store: Store, call_id: CallId, missing: Sequence[int], *, rank: int) -> dict[int, CallId]:
+    """Remove this collective, and those in which missing ranks wait, from the list; return the latter, by rank.
+
+    None of them can succeed. The next call of a rank on one of these topics is a new one, and must not join them.
+    """
+    found = {other: call for other in missing for call in _iter_other_calls(store, call_id, other, rank)}
+    for number in {call_id.number, *(call.number for call in found.values())}:
+        _remove_listed(store, call_id.base, number)
+    return {other: CallId(call_id.base, call.number, call.topic) for other, call in found.items()}
+
+
+def describe_mismatch(failed: int, topic: str | None, rank: int, own_topic: str | None) -> RankFailure:
+    """Return the failure of a rank that waits in another collective than `rank`."""
+    text = f"is in {topic!r} while rank {rank} is in {own_topic!r}; all ranks must pass the same name"
+    return RankFailure(failed, MISMATCH, text)
 
 
 def _shorten(topic: str) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 from torch.distributed.distributed_c10d import Store
 
 from holdfast.distributed.talk import wire
-from holdfast.distributed.talk.call_ids import CallId, read_mismatches
+from holdfast.distributed.talk.call_ids import CallId, describe_mismatch, read_mismatches, withdraw_mismatched
 from holdfast.distributed.talk.failures import MAX_READ, MISMATCH, decode_failures, encode_failures, name_ranks
 from holdfast.distributed.talk.liveness import PeerWatch, Pulse, format_closed
 from holdfast.distributed.talk.rounds import Answer, RoundCall, RoundFailed
@@ -283,9 +283,12 @@ class StoreRounds:
         while (found := self._thread.call(lambda store: self._check(store, is_ready))) is None:
             self.beat(self._call.step)
             if watch.is_due():
-                failures = self._read_mismatches() or watch.observe(self._read_beats(read_awaited()))
+                mismatches = self._read_mismatches()
+                failures = mismatches or watch.observe(self._read_beats(read_awaited()))
                 # Check again: a rank that has left may have finished its part of this round before.
                 if failures and self._thread.call(lambda store: self._check(store, is_ready)) is None:
+                    if mismatches:
+                        self._end_mismatched([failure.rank for failure in mismatches])
                     self._declare(failures)
                 elif watch.waited_s > _WARN_S and not warned:
                     warned = True
@@ -317,6 +320,18 @@ class StoreRounds:
             return []
         missing = self._read_all_missing()
         return self._thread.call(lambda store: read_mismatches(store, self._call_id, missing, rank=self._rank))
+
+    def _end_mismatched(self, missing: Sequence[int]) -> None:
+        """End the collectives in which other ranks wait for this one: when it has left, they could not tell why."""
+
+        def end(store: Store) -> None:
+            for other, call_id in withdraw_mismatched(store, self._call_id, missing, rank=self._rank).items():
+                failure = describe_mismatch(self._rank, self._call_id.topic, other, call_id.topic)
+                counter = f"{call_id.prefix}0/f"
+                write_message(store, f"{counter}/{store.add(counter, 1)}", encode_failures([failure]))
+                store.compare_set(f"{call_id.prefix}0/v", "", f"{_FAILED} {self._rank}")
+
+        self._thread.call(end)
 
     def _read_all_missing(self) -> list[int]:
         checks_all = self._rank == self._coordinator or self._size <= _MAX_NAMED

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # there, and not declared as exported
 
 from holdfast.distributed.talk import call_ids
-from holdfast.distributed.talk.call_ids import CallId, join_collective, read_mismatches
+from holdfast.distributed.talk.call_ids import CallId, join_collective, read_mismatches, withdraw_mismatched
 
 BASE = "holdfast/x/"
 
@@ -80,6 +80,16 @@ def test_main_threads_in_different_collectives_are_a_mismatch() -> None:
 
     assert [(failure.rank, failure.type_name) for failure in found] == [(1, "StepMismatch"), (2, "StepMismatch")]
     assert found[0].message == "is in 'b' while rank 0 is in 'a'; all ranks must pass the same name"
+
+
+def test_after_a_mismatch_the_next_calls_of_all_ranks_meet() -> None:
+    store = HashStore()
+    mine, other = join(store, "a", 0), join(store, "b", 1)
+
+    assert withdraw_mismatched(store, mine, [1], rank=0) == {1: CallId(BASE, other.number, "b")}
+
+    assert join(store, "a", 1).number == join(store, "a", 0).number
+    assert join(store, "b", 0).number == join(store, "b", 1).number
 
 
 @pytest.mark.parametrize("how", ["thread", "other thread", "left", "joined"])
