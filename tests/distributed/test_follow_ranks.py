@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from signal import SIGKILL, SIGSTOP, Signals
 from typing import Any
 
 import pytest
@@ -16,6 +18,10 @@ from holdfast.errors import RankError, SnapshotGone
 from holdfast.repo.format.layout import PACKS
 from holdfast.repo.upkeep.collect import Rules
 from tests.distributed.conftest import World
+from tests.distributed.cues import Moment, Signs, cueing
+from tests.distributed.outcomes import ActOutcome, report_outcome
+from tests.distributed.watching import noticing
+from tests.kit.patience import PATIENCE_S
 
 ROWS, COLUMNS = 64, 32768
 """A row has 128 KiB, so a chunk has up to eight rows."""
@@ -193,3 +199,118 @@ def test_groups_that_publish_at_once_get_different_numbers(world: World, tmp_pat
 
     assert sorted(one[:4] + other[:4]) == [f"v/{n:08d}" for n in range(1, 9)]
     assert one[4] == other[4] == "v/00000009"
+
+
+# Ranks that are lost
+
+
+def _wait_for_none(rank: int, folder: Path, signal: Signals) -> ActOutcome:
+    """Wait for a version that nobody publishes, while rank 1 is lost."""
+    signs = Signs(folder)
+
+    def cue(rank: int, moment: Moment) -> None:
+        if rank == 1 and moment == Moment("follow", "arrived"):
+            signs.give("halting", 1)
+            os.kill(os.getpid(), signal)
+
+    with holdfast.open(folder) as store, store.follow("v/", poll_s=0.01, timeout_s=PATIENCE_S / 4) as follower:
+        with cueing(cue), noticing(1, lambda: signs.is_halted(1)):
+            return report_outcome(lambda: next(follower).name)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("signal", [SIGKILL, SIGSTOP], ids=["killed", "stopped"])
+def test_a_rank_that_is_lost_while_all_wait_for_a_version_is_reported(
+    world: World, tmp_path: Path, signal: Signals, size: int
+) -> None:
+    with holdfast.open(tmp_path) as store:
+        store.save("other", {"a": torch.ones(3)})
+
+    results = world(size)(_wait_for_none, tmp_path, signal, lost=[1])
+
+    told = [(each.kind, each.failures) for rank, each in enumerate(results) if rank != 1]
+    assert told == [("RankError", {1: "RankGone"})] * (size - 1)
+
+
+def _make_small(value: float) -> dict[str, Any]:
+    """Return tensors large enough to be remembered between two loads, and a value that a step sets."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    cut = distribute_tensor(torch.full((6, 8192), value), mesh, [Shard(0)])
+    return {"cut": cut, "plain": torch.full((8192,), value), "step": value}
+
+
+def _take_over(rank: int, folder: Path, victim: int, at: int, signal: Signals) -> tuple[ActOutcome, set[float], int]:
+    """Load two versions, the victim being lost at its `at`-th moment of the second; return what the tree holds."""
+    signs = Signs(folder)
+    seen: list[Moment] = []
+
+    def cue(_rank: int, moment: Moment) -> None:
+        seen.append(moment)
+        if rank == victim and len(seen) == at + 1:
+            signs.give("halting", rank)
+            os.kill(os.getpid(), signal)
+
+    tree = _make_small(0.0)
+    with holdfast.open(folder / "store") as store, store.follow("v/", every=True) as follower:
+        loaded = follower.iter_into(tree)
+        next(loaded)
+        with cueing(cue), noticing(victim, lambda: signs.is_halted(victim)):
+            outcome = report_outcome(lambda: next(loaded).name)
+    held = {tree["step"], *tree["plain"].tolist(), *tree["cut"].to_local().flatten().tolist()}
+    return outcome, held, len(seen)
+
+
+def _publish_two(folder: Path) -> Path:
+    """Make a store with two versions, and return the folder."""
+    folder.mkdir()
+    with holdfast.open(folder / "store") as store:
+        for value in (1.0, 2.0):
+            tree = {"cut": torch.full((6, 8192), value), "plain": torch.full((8192,), value), "step": value}
+            store.publish("v", tree)
+    return folder
+
+
+def _lose_at(world: World, folder: Path, victim: int, at: int, signal: Signals, *, is_apart: bool = True) -> list[str]:
+    """Lose a rank while all take over the second version; return what is wrong with the others."""
+    results = world(3)(_take_over, _publish_two(folder), victim, at, signal, lost=[victim], hosted_apart=is_apart)
+    if not Signs(folder).is_halted(victim):
+        return ["the rank was not lost"]
+    survivors = [results[rank] for rank in range(3) if rank != victim]
+    wrong = [f"the tree holds {held}" for _, held, _ in survivors if held not in ({1.0}, {2.0})]
+    for outcome, held, _ in survivors:
+        if (outcome.kind == "") != (held == {2.0}) or outcome.kind not in ("", "RankError"):
+            wrong.append(f"{outcome.kind!r} was told, and the tree holds {held}: {outcome.text[:500]}")
+        if outcome.kind and set(outcome.failures) != {victim} and is_apart:
+            wrong.append(f"other ranks are blamed: {outcome.failures}")
+    # Without the store of the group, ranks cannot learn what the others have done.
+    if is_apart and survivors[0][1] != survivors[1][1]:
+        wrong.append(f"the ranks hold different versions: {survivors[0][1]} and {survivors[1][1]}")
+    return wrong
+
+
+def test_a_rank_that_is_killed_while_all_take_over_a_version_leaves_the_others_the_old_one(
+    world: World, tmp_path: Path
+) -> None:
+    assert _lose_at(world, tmp_path / "0", 1, 10, SIGKILL) == []
+
+
+@pytest.mark.slow  # every step, and each time with new processes
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("signal", "is_apart"),
+    [(SIGKILL, True), (SIGSTOP, True), (SIGKILL, False)],
+    ids=["killed", "stopped", "with store"],
+)
+def test_whenever_a_rank_is_lost_the_others_hold_the_old_version_or_the_new_one(
+    world: World, tmp_path: Path, signal: Signals, is_apart: bool, victim: int
+) -> None:
+    results = world(3)(_take_over, _publish_two(tmp_path / "whole"), victim, -1, signal)
+    assert [(outcome.value, held) for outcome, held, _ in results] == [("v/00000002", {2.0})] * 3
+
+    wrong = {
+        at: found
+        for at in range(results[victim][2])
+        if (found := _lose_at(world, tmp_path / str(at), victim, at, signal, is_apart=is_apart))
+    }
+    assert wrong == {}

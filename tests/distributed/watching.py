@@ -6,13 +6,14 @@ Only the silence of other ranks is measured by that clock. Replies of the group'
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 from unittest import mock
 
 from holdfast.distributed.talk import store_rounds
 from holdfast.distributed.talk.liveness import PeerWatch
+from holdfast.errors import RankFailure
 
 _INTERVAL_S: Final = 0.02
 
@@ -27,4 +28,20 @@ def looking_often(*, speed: float = 1.0) -> Iterator[None]:
             self.interval_s = speed * _INTERVAL_S
 
     with mock.patch.object(store_rounds, "PeerWatch", OftenWatch):
+        yield
+
+
+@contextmanager
+def noticing(victim: int, is_lost: Callable[[], bool]) -> Iterator[None]:
+    """Let this rank notice soon that `victim` is lost; no timeout passes before that, and none for any other rank."""
+
+    class KeenWatch(PeerWatch):
+        def __init__(self, *, timeout_s: float) -> None:
+            super().__init__(timeout_s=timeout_s, clock=lambda: timeout_s / (2 * _INTERVAL_S) * time.monotonic())
+            self.interval_s = timeout_s / 2
+
+        def observe(self, beats: Mapping[int, bytes | None]) -> list[RankFailure]:
+            return super().observe({victim: beats[victim]} if victim in beats and is_lost() else {})
+
+    with mock.patch.object(store_rounds, "PeerWatch", KeenWatch):
         yield

@@ -151,7 +151,15 @@ class Follower:
             record = find(lambda: None)
         else:
             with world.join("follow", self._prefix) as ranks:
-                fields = ranks.broadcast("follow", lambda: _encode(find(ranks.beat)))
+                verify_alive = ranks.watch_others()
+
+                def stay() -> None:
+                    # Rank 0 may wait for ever: nobody else would report that a rank is lost meanwhile.
+                    ranks.beat()
+                    ranks.check_failures()
+                    verify_alive()
+
+                fields = ranks.broadcast("follow", lambda: _encode(find(stay)))
             record = _decode(fields)
         return None if record is None else Snapshot(self._store.repository, record, self._types)
 
