@@ -251,28 +251,34 @@ def _take_over(rank: int, folder: Path, victim: int, at: int, signal: Signals) -
             os.kill(os.getpid(), signal)
 
     tree = _make_small(0.0)
-    with holdfast.open(folder / "store") as store, store.follow("v/", every=True) as follower:
+    with holdfast.open(folder / "store") as store, store.follow("v/") as follower:
         loaded = follower.iter_into(tree)
         next(loaded)
+        if rank == 0:
+            _publish(store, 2.0)
+        dist.barrier()
         with cueing(cue), noticing(victim, lambda: signs.is_halted(victim)):
             outcome = report_outcome(lambda: next(loaded).name)
     held = {tree["step"], *tree["plain"].tolist(), *tree["cut"].to_local().flatten().tolist()}
     return outcome, held, len(seen)
 
 
-def _publish_two(folder: Path) -> Path:
-    """Make a store with two versions, and return the folder."""
+def _publish(store: holdfast.Store, value: float) -> None:
+    tree = {"cut": torch.full((6, 8192), value), "plain": torch.full((8192,), value), "step": value}
+    store.publish("v", tree, collective=False)
+
+
+def _publish_first(folder: Path) -> Path:
+    """Make a store with one version, and return the folder."""
     folder.mkdir()
     with holdfast.open(folder / "store") as store:
-        for value in (1.0, 2.0):
-            tree = {"cut": torch.full((6, 8192), value), "plain": torch.full((8192,), value), "step": value}
-            store.publish("v", tree)
+        _publish(store, 1.0)
     return folder
 
 
 def _lose_at(world: World, folder: Path, victim: int, at: int, signal: Signals, *, is_apart: bool = True) -> list[str]:
     """Lose a rank while all take over the second version; return what is wrong with the others."""
-    results = world(3)(_take_over, _publish_two(folder), victim, at, signal, lost=[victim], hosted_apart=is_apart)
+    results = world(3)(_take_over, _publish_first(folder), victim, at, signal, lost=[victim], hosted_apart=is_apart)
     if not Signs(folder).is_halted(victim):
         return ["the rank was not lost"]
     survivors = [results[rank] for rank in range(3) if rank != victim]
@@ -305,7 +311,7 @@ def test_a_rank_that_is_killed_while_all_take_over_a_version_leaves_the_others_t
 def test_whenever_a_rank_is_lost_the_others_hold_the_old_version_or_the_new_one(
     world: World, tmp_path: Path, signal: Signals, is_apart: bool, victim: int
 ) -> None:
-    results = world(3)(_take_over, _publish_two(tmp_path / "whole"), victim, -1, signal)
+    results = world(3)(_take_over, _publish_first(tmp_path / "whole"), victim, -1, signal)
     assert [(outcome.value, held) for outcome, held, _ in results] == [("v/00000002", {2.0})] * 3
 
     wrong = {
