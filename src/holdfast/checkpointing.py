@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 from typing_extensions import Self
 
-from holdfast.at_exit import before_exit
 from holdfast.distributed.checkpoint.checkpoint import World, find_world
 from holdfast.distributed.checkpoint.choices import Together
 from holdfast.distributed.talk.failures import is_caused_by
 from holdfast.errors import Corrupt, NotFound, RankError
 from holdfast.json_text import Json
 from holdfast.mirror.retention import keep_unmirrored
+from holdfast.objects.at_exit import before_exit
 from holdfast.repo.handle.compression import Compression, DeltaChoice
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.upkeep.prune import Keep, KeepRules, apply_prune, find_metric, make_keep, read_prune_plan

@@ -19,11 +19,11 @@ from typing import Any, Final
 import torch
 from typing_extensions import Self
 
-from holdfast.at_exit import before_exit
 from holdfast.content.batch_writer import BatchWriter
 from holdfast.content.catalog import Catalog, StoredTensor
 from holdfast.content.rebuild import Rebuilder, describe_entry
 from holdfast.errors import TensorNotFound, Unsupported
+from holdfast.objects.at_exit import before_exit
 from holdfast.objects.url import open_store
 from holdfast.repo.format.layout import verify_name
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES, Repository, open_repository

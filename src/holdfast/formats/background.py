@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from holdfast.at_exit import before_exit
 from holdfast.errors import StoreError
 from holdfast.formats.export import ExportChoices, ExportResult, export, make_export_options
 from holdfast.formats.export_process import LOWEST_PRIORITY, can_export_apart, export_apart
+from holdfast.objects.at_exit import before_exit
 from holdfast.objects.thread_pool import BackgroundThread
 from holdfast.progress import Progress
 from holdfast.repo.handle.repository import Repository

@@ -13,7 +13,6 @@ from functools import partial
 from time import monotonic
 from typing import Final
 
-from holdfast.at_exit import before_exit
 from holdfast.errors import HoldfastError
 from holdfast.mirror.apart import UploadProcess, can_upload_apart
 from holdfast.mirror.plan import is_mirrored
@@ -21,6 +20,7 @@ from holdfast.mirror.recorded import record_mirror
 from holdfast.mirror.report import UploadNews
 from holdfast.mirror.setting import MirrorSetting
 from holdfast.mirror.upload import UploadJob, upload_all
+from holdfast.objects.at_exit import before_exit
 from holdfast.objects.thread_pool import BackgroundThread
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot

@@ -15,7 +15,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Final, Generic, TypeVar
 
-from holdfast.at_exit import before_exit
+from holdfast.objects.at_exit import before_exit
 
 Result = TypeVar("Result")
 

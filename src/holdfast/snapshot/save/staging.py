@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Literal, Protocol
 
-from holdfast.at_exit import before_exit
 from holdfast.errors import StoreError
+from holdfast.objects.at_exit import before_exit
 from holdfast.objects.thread_pool import BackgroundThread
 from holdfast.progress import Progress, Silent
 from holdfast.repo.format.source import SourceChunk, SourceChunks

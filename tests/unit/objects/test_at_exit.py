@@ -25,7 +25,7 @@ def run(script: str, *, folder: Path | None = None) -> subprocess.CompletedProce
 def test_acts_are_called_in_stages_and_the_newest_first() -> None:
     script = """
 import atexit, threading
-from holdfast.at_exit import before_exit
+from holdfast.objects.at_exit import before_exit
 atexit.register(print, "an older callback")
 goes_on = threading.Event()
 before_exit(lambda: print("thread"), stage="threads")
@@ -46,7 +46,7 @@ threading.Thread(target=lambda: (goes_on.wait(), print("no daemon"))).start()
 def test_an_error_is_shown_and_everything_else_is_still_done(stage: str) -> None:
     script = f"""
 import atexit, sys
-from holdfast.at_exit import before_exit
+from holdfast.objects.at_exit import before_exit
 atexit.register(lambda: (print("callback"), print("flushed", file=sys.stderr, flush=True)))
 before_exit(lambda: print("older"), stage="{stage}")
 before_exit(lambda: 1 // 0, stage="{stage}")
@@ -71,7 +71,7 @@ before_exit(lambda: 1 // 0, stage="{stage}")
 def test_the_status_does_not_depend_on_where_errors_are_written(change: str) -> None:
     script = f"""
 import atexit, io, sys
-from holdfast.at_exit import before_exit
+from holdfast.objects.at_exit import before_exit
 before_exit(lambda: print("older"))
 {change}
 before_exit(lambda: 1 // 0)
@@ -85,7 +85,7 @@ before_exit(lambda: 1 // 0)
 def test_a_process_of_multiprocessing_fails_too(tmp_path: Path, method: str) -> None:
     script = f"""
 import multiprocessing
-from holdfast.at_exit import before_exit
+from holdfast.objects.at_exit import before_exit
 
 def work(act):
     before_exit(act)
@@ -114,7 +114,7 @@ if __name__ == "__main__":
 def test_a_forked_child_does_what_it_has_added_and_nothing_of_its_parent() -> None:
     script = """
 import os, sys
-from holdfast.at_exit import before_exit
+from holdfast.objects.at_exit import before_exit
 before_exit(lambda: print("parent", flush=True))
 if os.fork() == 0:
     before_exit(lambda: print("child", flush=True))
@@ -127,7 +127,7 @@ else:
 def test_work_that_begins_too_late_is_refused() -> None:
     script = """
 import atexit
-from holdfast.at_exit import before_exit
+from holdfast.objects.at_exit import before_exit
 before_exit(str)
 atexit.register(before_exit, str)
 """
