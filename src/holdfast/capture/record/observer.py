@@ -179,6 +179,12 @@ class Observer:
         """Warn about errors of devices and of the writer thread; raises the latter if `when_full` is "raise"."""
         if self.spool.device_note:
             self.note(self.spool.device_note)
+        if self.spool.replaced and not self._stopped:
+            self.stop()
+            self.note(
+                f"recording stopped before step {self.step}: {self.spool.replaced}, so it belongs to that one; training"
+                " continues. Record under another name to keep both"
+            )
         error = self.spool.take_error()
         if error is None:
             return

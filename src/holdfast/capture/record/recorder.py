@@ -24,18 +24,23 @@ from holdfast.capture.record.replay import Checked, Replayed, ReplayOptions, che
 from holdfast.capture.record.spool import RunIdentity, Spool
 from holdfast.capture.stored.events import Level
 from holdfast.capture.stored.runs import Run, read_run
-from holdfast.capture.stored.segments import iter_segments, verify_run_name
-from holdfast.errors import NameInUse
+from holdfast.capture.stored.segments import delete_segment, iter_segments, verify_run_name
+from holdfast.distributed.talk.collectives import find_store
+from holdfast.distributed.talk.store_thread import StoreThread, StoreThreadLost
+from holdfast.errors import NameInUse, Unsupported
 from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
+from holdfast.repo.format.layout import new_write_id
 from holdfast.repo.handle.repository import Repository, open_repository
-from holdfast.repo.names.snapshots import delete_snapshot
 from holdfast.snapshot.optimizers import Optimizers, list_optimizers, unwrap
 from holdfast.snapshot.save.save import describe_environment
 from holdfast.texts import list_some
 from holdfast.trees.move import find_accelerator
 
 _MAX_NAMED: Final = 5
+_JOB_KEY: Final = "holdfast/recording-job"
+_JOB_S: Final = 10.0
+"""How long to wait for the store of the process group; the segments then name no job."""
 
 
 def record(
@@ -69,7 +74,8 @@ def record(
                 "tap" compiles operations into it that record results and gradients. For "tap", start recording
                 before the module is compiled.
             drill: names of modules whose single operations are recorded too.
-            overwrite: replace an existing run of that name.
+            overwrite: replace an existing run of that name, also one that is still recorded: that recording then stops
+                with a note and a warning.
             first_step: number of the first step, for a resumed run.
             segment_steps: commit after at most this many steps; the first ones are committed after 1, 3, 7, 15 ...
                 steps. A crash loses the steps since the last commit: never more than were committed, plus one.
@@ -102,7 +108,13 @@ class Recorder:
         self._optimizers = optimizers
         self._options = options
         self._points = find_points(model, compiled=options.compiled)
-        identity = RunIdentity(name, *_find_rank(), time.time(), describe_run(model, optimizers))
+        recording = new_write_id()
+        identity = RunIdentity(
+            *(name, *_find_rank(), time.time(), describe_run(model, optimizers)),
+            recording=recording,
+            job=_find_job(recording),
+            overwrite=options.overwrite,
+        )
         self._spool = Spool(repo, identity, queue_bytes=options.queue_bytes, bins=options.bins)
         self._observer = Observer(self._spool, options)
         self._state = StateObserver(self._observer, self._points, optimizers)
@@ -125,6 +137,7 @@ class Recorder:
     def __enter__(self) -> Self:
         """Install the hooks; raises NameInUse if a run of that name exists."""
         self._clear_name()
+        self._spool.begin(time.time())
         try:
             self._install()
         except BaseException:
@@ -150,8 +163,10 @@ class Recorder:
             self._observer.report_failures()
 
     def _clear_name(self) -> None:
-        rank, _ = _find_rank()
-        found = [record for segment, record in iter_segments(self._repo, self.name) if segment.rank == rank]
+        rank, world = _find_rank()
+        segments = (segment for segment, _ in iter_segments(self._repo, self.name))
+        # Other ranks delete their own segments. Those of an earlier run of more ranks have nobody else to delete them.
+        found = [segment for segment in segments if segment.rank == rank or segment.rank >= world]
         if found and not self._options.overwrite:
             raise NameInUse(
                 f"run {self.name!r} already exists in {self._repo.store.url};"
@@ -160,8 +175,9 @@ class Recorder:
             )
         if found:
             self._repo.verify_same()
-        for record in found:
-            delete_snapshot(self._repo.store, record.name)
+        # From the last one down: what a crash leaves is the beginning of the earlier run.
+        for segment in sorted(found, key=lambda segment: segment.number, reverse=True):
+            delete_segment(self._repo, segment)
 
     def _install(self) -> None:
         if self._options.compiled == "eager":
@@ -355,6 +371,25 @@ def _find_rank() -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1
+
+
+def _find_job(recording: str) -> str:
+    """Return a random id that is the same on all ranks of this job; "" if their store cannot be used.
+
+    A single rank has that of its recording.
+    """
+    group = torch.distributed.group.WORLD if _find_rank()[1] > 1 else None
+    if group is None:
+        return recording
+    thread: StoreThread | None = None
+    try:
+        thread = StoreThread(find_store(group), name="holdfast-record-job", timeout_s=_JOB_S)
+        return thread.call(lambda store: store.compare_set(_JOB_KEY, "", recording)).decode()
+    except (StoreThreadLost, Unsupported):
+        return ""
+    finally:
+        if thread is not None:
+            thread.close()
 
 
 def describe_run(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Json]:

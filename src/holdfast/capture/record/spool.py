@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -14,15 +14,26 @@ import torch
 
 from holdfast.capture.stored.events import EventFields, Measured, ObservedEvent, ObservedEvents
 from holdfast.capture.stored.observed import Array, build_copy
-from holdfast.capture.stored.segments import Segment, advance_roots, format_leaf, parse_leaf, write_segment
+from holdfast.capture.stored.segments import (
+    Segment,
+    advance_roots,
+    find_replacement,
+    format_leaf,
+    parse_leaf,
+    write_segment,
+)
 from holdfast.capture.stored.statistics import Unmeasured, measure_all
+from holdfast.errors import NameInUse
 from holdfast.json_text import Json
 from holdfast.repo.handle.repository import Repository
+from holdfast.repo.write.writer import SaveResult
 from holdfast.snapshot.gc_pause import pause_gc
 from holdfast.tensors.device_digest.deferred import CollectedDigests, DeferredDigests
 
 _MAX_FAILURES: Final = 3
 """After this many segments in a row that could not be written, recording stops."""
+_MAX_TRIES: Final = 4
+"""How often a segment is written if each time another recording was first."""
 _MAX_EVENTS: Final = 20_000
 """Limit for the events of a segment, however small they are."""
 _MAX_SMALL_BYTES: Final = 4 << 20
@@ -80,6 +91,11 @@ class RunIdentity:
     world: int
     started_s: float
     environment: Mapping[str, Json]
+    recording: str = ""
+    job: str = ""
+    """The same on all ranks of a job."""
+    overwrite: bool = False
+    """Whether older recordings under the name may be replaced."""
 
 
 class Spool:
@@ -103,6 +119,9 @@ class Spool:
         self._in_a_row = 0
         self._error: Exception | None = None
         self._device_note = ""
+        self._replaced = ""
+        self._first: int | None = None
+        """Number of the first segment that was committed."""
         self._new_bytes = 0
         self._deferred = DeferredDigests()
         self._next_number = 0
@@ -113,6 +132,10 @@ class Spool:
         self._next_number += 1
         # Segments grow, so that a run which ends early, or has slow steps, loses at most about half of its steps.
         return PendingSegment(self._next_number - 1, time.monotonic(), self._sealed_steps + 1)
+
+    def begin(self, started_s: float) -> None:
+        """Set when the recording has begun: after it has deleted what it replaces, so that it counts as the newer."""
+        self._identity = replace(self._identity, started_s=started_s)
 
     @property
     def new_bytes(self) -> int:
@@ -128,6 +151,11 @@ class Spool:
         """Return the last error since the previous call, or None."""
         error, self._error = self._error, None
         return error
+
+    @property
+    def replaced(self) -> str:
+        """Why nothing is written any more: another recording has the name of this run; "" if none has."""
+        return self._replaced
 
     @property
     def device_note(self) -> str:
@@ -244,6 +272,8 @@ class Spool:
                     self._changed.notify_all()
 
     def _write(self, batch: PendingSegment) -> None:
+        if self._replaced:
+            return
         try:
             batch.wait_digests()
         except Exception as error:  # noqa: BLE001  # no error may stop the training; the observer reports it
@@ -290,12 +320,37 @@ class Spool:
         segment = Segment(
             *(self._identity.run, self._identity.rank, batch.number, self._identity.world, self._identity.started_s),
             *(self._identity.environment, batch.notes, {step: roots[step] for step in sorted(steps)}, batch.is_last),
+            recording=self._identity.recording,
+            job=self._identity.job,
         )
         tensors = {number: build_copy(copy.memory, copy.dtype, copy.shape) for number, copy in copies.items()}
-        result = write_segment(self._repo, segment, events, tensors)
+        result = self._write_owned(segment, events, tensors)
+        if result is None:
+            return
+        self._first = segment.number if self._first is None else self._first
         self._roots, self._unwritten = roots, ObservedEvents()
         self._in_a_row = 0
         self._new_bytes += result.new_bytes
+
+    def _write_owned(
+        self, segment: Segment, events: ObservedEvents, tensors: Mapping[int, torch.Tensor]
+    ) -> SaveResult | None:
+        """Commit a segment; returns None if the name of the run belongs to another recording by now."""
+        overwrite = self._identity.overwrite
+        for tries in range(_MAX_TRIES):
+            self._replaced = find_replacement(
+                self._repo, segment, first=self._first, overwrite=overwrite, is_taken=tries > 0
+            )
+            if self._replaced:
+                break
+            try:
+                return write_segment(self._repo, segment, events, tensors)
+            except NameInUse:
+                # Another recording has written a segment with this number; which of the two stays is decided above.
+                if tries == _MAX_TRIES - 1:
+                    raise
+        self._unwritten = ObservedEvents()
+        return None
 
     def _drop_lost(self, fields: EventFields) -> ObservedEvent:
         """Return an event without its leaf if the copy could not be written."""

@@ -21,6 +21,7 @@ from holdfast.capture.stored.segments import (
     decode_events,
     iter_segments,
     parse_leaf,
+    pick_recording,
     verify_run_name,
 )
 from holdfast.digest import hash_kind
@@ -143,13 +144,15 @@ class Run:
 def read_run(repo: Repository, name: str) -> Run:
     """Open a run; reads its list of segments, but no events. Raises NotFound."""
     name = verify_run_name(name)
-    found = list(iter_segments(repo, name))
+    found = {segment.name: (segment, record) for segment, record in iter_segments(repo, name)}
     if not found:
         names = sorted({segment.run for segment, _ in iter_segments(repo)})
         close = get_close_matches(name, names, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise NotFound(f"no run {name!r} in {repo.store.url}; {hint}`holdfast run ls` lists all runs", name=name)
-    return Run(_describe([segment for segment, _ in found]), _StoredRun(repo, found))
+    segments = [segment for segment, _ in found.values()]
+    shown = [found[segment.name] for segment in pick_recording(segments)]
+    return Run(_describe(segments), _StoredRun(repo, shown))
 
 
 def iter_runs(repo: Repository) -> Iterator[RunFacts]:
@@ -160,16 +163,20 @@ def iter_runs(repo: Repository) -> Iterator[RunFacts]:
 
 
 def _describe(segments: Sequence[Segment]) -> RunFacts:
-    """Return the facts of a run from all of its segments."""
-    newest: dict[int, Segment] = {}
-    for segment in sorted(segments, key=lambda segment: (segment.rank, segment.number)):
-        newest[segment.rank] = segment
-    first = next(iter(newest.values()))
+    """Return the facts of a run from all segments under its name."""
+    shown = pick_recording(segments)
+    newest = {segment.rank: segment for segment in shown}
+    first = shown[0]
     notes = [
         f"rank {segment.rank}: {note}" if first.world > 1 else note
         for segment in newest.values()
         for note in segment.notes
     ]
+    if len(shown) < len(segments):
+        notes.append(
+            f"{len(segments) - len(shown)} segments of another recording under this name are left out; record one of"
+            " the two again under another name"
+        )
     is_complete = len(newest) == first.world and all(segment.is_last for segment in newest.values())
     return RunFacts(
         name=first.run,

@@ -9,6 +9,7 @@ import json
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,12 +18,12 @@ import torch
 
 from holdfast.capture.stored.events import KINDS, PHASES, Event, EventFacts, ObservedEvents, Site, Stats
 from holdfast.digest import hash_kind
-from holdfast.errors import BadName, Corrupt, NewerFormat
+from holdfast.errors import BadName, Corrupt, NameInUse, NewerFormat
 from holdfast.json_text import Json
 from holdfast.repo.format.layout import verify_name
 from holdfast.repo.format.record import Fields
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, iter_names
+from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, delete_if_unchanged, iter_names, read_name
 from holdfast.repo.write.writer import SaveResult
 from holdfast.snapshot.save.save import SaveOptions, save_tree
 from holdfast.trees.registered import Types
@@ -72,11 +73,24 @@ class Segment:
     roots: Mapping[int, bytes]
     """For each step with events in this segment, the root of these and of the step's events in earlier segments."""
     is_last: bool
+    recording: str = ""
+    """A random id that all segments of one rank's recording have; "" in segments of earlier versions."""
+    job: str = ""
+    """A random id that is the same on all ranks of a job; "" if the ranks had no store to agree on one."""
 
     @property
     def name(self) -> str:
         """The snapshot's name."""
-        return f"{PREFIX}{self.run}/@r{self.rank}/{self.number:08d}"
+        return self.find_name(self.number)
+
+    def find_name(self, number: int) -> str:
+        """Return the name of another segment of this rank."""
+        return f"{PREFIX}{self.run}/@r{self.rank}/{number:08d}"
+
+    @property
+    def age(self) -> tuple[float, str]:
+        """Identifies the recording of this rank; a later recording has a greater one."""
+        return (self.started_s, self.recording)
 
 
 def verify_run_name(name: str) -> str:
@@ -112,6 +126,8 @@ def _encode(segment: Segment, *, has_blake3: bool) -> dict[str, Json]:
         "notes": list(segment.notes),
         "roots": {str(step): root.hex() for step, root in segment.roots.items()},
         "last": segment.is_last,
+        "recording": segment.recording,
+        "job": segment.job,
     }
 
 
@@ -147,7 +163,73 @@ def _decode(record: CommittedSnapshot, run: str, rank: int, number: int) -> Segm
         notes=fields.texts("notes"),
         roots=roots,
         is_last=metadata.get("last") is True,
+        recording=str(metadata.get("recording", "")),
+        job=str(metadata.get("job", "")),
     )
+
+
+def pick_recording(segments: Sequence[Segment]) -> list[Segment]:
+    """Return the segments of a run without those of other recordings under its name.
+
+    A recording that replaces another one deletes its segments. One that has not noticed yet that it was replaced may
+    still commit a segment, but none with a low number: so of each rank, the lowest number belongs to the run.
+    """
+    ordered = sorted(segments, key=lambda segment: (segment.rank, segment.number))
+    owners: dict[int, Segment] = {}
+    for segment in ordered:
+        owners.setdefault(segment.rank, segment)
+    first = ordered[0]
+
+    def is_of_run(segment: Segment) -> bool:
+        is_job_known = bool(segment.job and first.job)
+        is_same_job = segment.job == first.job if is_job_known else segment.world == first.world
+        return is_same_job and segment.age == owners[segment.rank].age
+
+    return [segment for segment in ordered if is_of_run(segment)]
+
+
+def find_replacement(
+    repo: Repository, segment: Segment, *, first: int | None, overwrite: bool, is_taken: bool = False
+) -> str:
+    """Return why a recording must not commit a segment: its name belongs to another one by now; "" if it does not.
+
+    Deletes segments of older recordings that are in the way, if `overwrite` allows it.
+
+    Args:
+        repo: the repository.
+        segment: the segment to commit.
+        first: number of the first segment that the recording has committed; None if there is none yet.
+        overwrite: whether the recording may replace others.
+        is_taken: whether a segment with this number exists.
+    """
+    if first is None:
+        others = [other for other, _ in iter_segments(repo, segment.run) if other.rank == segment.rank]
+    else:
+        numbers = [*range(first + 1), *([segment.number] if is_taken else [])]
+        others = [other for number in numbers if (other := _read_segment(repo, segment, number)) is not None]
+        if not any(other.number == first and other.age == segment.age for other in others):
+            return "another recording has deleted its segments"
+    for other in others:
+        if other.age == segment.age:
+            continue
+        if other.age > segment.age or not overwrite:
+            return "another recording has written segments under its name"
+        delete_segment(repo, other)
+    return ""
+
+
+def _read_segment(repo: Repository, segment: Segment, number: int) -> Segment | None:
+    """Return the current segment with a number of a segment's run and rank; None if there is none."""
+    record = read_name(repo.store, segment.find_name(number), likely=0).snapshot
+    return None if record is None else _decode(record, segment.run, segment.rank, number)
+
+
+def delete_segment(repo: Repository, segment: Segment) -> None:
+    """Delete a segment, unless another process has deleted or replaced it."""
+    state = read_name(repo.store, segment.name)
+    if state.snapshot and _decode(state.snapshot, segment.run, segment.rank, segment.number).age == segment.age:
+        with suppress(NameInUse):
+            delete_if_unchanged(repo.store, state)
 
 
 def format_leaf(segment: int, number: int) -> str:
