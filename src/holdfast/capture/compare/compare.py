@@ -28,7 +28,7 @@ from holdfast.capture.compare.result import (
 from holdfast.capture.compare.step_graph import Standing, StepGraph, is_below
 from holdfast.capture.compare.verdicts import Bounds, Judge, Verdict
 from holdfast.capture.stored.events import Event
-from holdfast.capture.stored.runs import Run, shift_run
+from holdfast.capture.stored.runs import Run, find_lost, shift_run
 from holdfast.capture.stored.settings import is_settings, keep_shared, read_settings
 from holdfast.capture.stored.unshard import Dims, Gathering, gather_run, is_sharded
 from holdfast.json_text import Json
@@ -115,7 +115,8 @@ def diff_runs(
     ours, theirs = runs[0], runs[1]
     assert ours is not None and theirs is not None, "both were passed"  # noqa: PT018  # one condition
     judge = Judge(ours, theirs, bounds, noise=runs[2], reference=runs[3], names=chosen.names)
-    steps = _find_steps(ours, theirs, chosen.steps)
+    lost_step, lost = find_lost(ours, theirs)
+    steps = [step for step in _find_steps(ours, theirs, chosen.steps) if lost_step is None or step < lost_step]
     sizes = {step: ours.find_size_bytes(step) + theirs.find_size_bytes(step) for step in steps}
     with (
         _StepProgress(chosen.progress, f"compare {a.facts.name} with {b.facts.name}", sizes) as done,
@@ -141,6 +142,7 @@ def diff_runs(
         environment=tuple(iter_changes(a.facts.environment, b.facts.environment)),
         notes=notes,
         left_out=comparison.left_out,
+        lost=lost,
     )
 
 

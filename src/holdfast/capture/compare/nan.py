@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import torch
@@ -12,7 +12,7 @@ from holdfast.capture.compare.classify import NOWHERE, Cause, OriginFinder, Word
 from holdfast.capture.compare.result import ComparedInput, Origin, name_site
 from holdfast.capture.compare.step_graph import Standing, StepGraph
 from holdfast.capture.stored.events import Event
-from holdfast.capture.stored.runs import Run
+from holdfast.capture.stored.runs import Run, find_lost
 from holdfast.errors import NotFound
 from holdfast.json_text import Json
 
@@ -47,12 +47,16 @@ class NonFinite:
     unknown: int = 0
     """Number of tensors of which only the digest was kept, so their values are not known."""
     notes: tuple[str, ...] = ()
+    lost: str = ""
+    """Since which step the run is not recorded, as other code had removed hooks; only earlier steps are searched."""
 
     @property
     def headline(self) -> str:
         """The result in one sentence."""
         if self.origin:
             return str(self.origin)
+        if self.lost:
+            return f"{self.lost}; before, {replace(self, lost='').headline}"
         if self.unknown:
             return (
                 f"{self.run}: no NaN or infinity found, but {self.unknown} tensors were recorded by digest only;"
@@ -80,8 +84,9 @@ def find_nonfinite(run: Run, *, steps: Collection[int] | None = None) -> NonFini
     Reads the recorded statistics; where a tensor has none, its values. `steps` limits the search.
     """
     search = _Search(run)
+    lost_step, lost = find_lost(run)
     for step in run.steps:
-        if steps is None or step in steps:
+        if (steps is None or step in steps) and (lost_step is None or step < lost_step):
             search.check_step(step)
     origins = search.find_origins()
     return NonFinite(
@@ -92,6 +97,7 @@ def find_nonfinite(run: Run, *, steps: Collection[int] | None = None) -> NonFini
         inf=search.counts["infinite"],
         unknown=search.counts["unknown"],
         notes=(*run.facts.notes, *search.find_notes()),
+        lost=lost,
     )
 
 

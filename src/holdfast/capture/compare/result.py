@@ -169,6 +169,8 @@ class RunDiff:
     notes: tuple[str, ...] = ()
     left_out: int = 0
     """Number of rows that were counted but not kept in `rows`."""
+    lost: str = ""
+    """Since which step a run is not recorded, because other code had removed hooks; only earlier steps are compared."""
 
     def __repr__(self) -> str:
         """Show both names and the result in one sentence."""
@@ -184,7 +186,7 @@ class RunDiff:
     @property
     def is_match(self) -> bool:
         """Whether every tensor that both runs have is equal or close; False if one could not be compared."""
-        return self.origin is None and not self.counts["unknown"]
+        return self.origin is None and not self.counts["unknown"] and not self.lost
 
     @property
     def is_equal(self) -> bool:
@@ -204,6 +206,8 @@ class RunDiff:
         """The result in one sentence."""
         if self.origin:
             return str(self.origin)
+        if self.lost:
+            return f"{self.lost}; {replace(self, lost='').headline}"
         if not self.steps:
             return f"{self.a} and {self.b} have no step in common: nothing was compared"
         counts, steps = self.counts, len(self.steps)

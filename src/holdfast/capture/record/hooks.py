@@ -18,6 +18,7 @@ import torch
 from torch.compiler import is_compiling
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.hooks import RemovableHandle
 
 from holdfast.capture.record.copies import CopiedHook
 from holdfast.capture.record.forms import describe_form, list_arguments, list_paths
@@ -31,10 +32,38 @@ Tap = Callable[[torch.Tensor, int, int, int], torch.Tensor]
 
 
 class Removable(Protocol):
-    """A handle that torch returns for a registered hook."""
+    """A hook that is installed."""
+
+    @property
+    def name(self) -> str:
+        """The module, parameter or optimizer that has the hook."""
+
+    @property
+    def is_present(self) -> bool:
+        """Whether the hook is still there; other code may have removed it."""
+
+    def remove(self) -> None:
+        """Remove the hook, unless other code has removed or replaced it."""
+
+
+class Installed(NamedTuple):
+    """A hook, and where torch keeps it; other code may remove it."""
+
+    name: str
+    """The module, parameter or optimizer that has the hook."""
+    owner: object
+    table: str
+    """The attribute of `owner` that has its hooks by number."""
+    handle: RemovableHandle
+
+    @property
+    def is_present(self) -> bool:
+        """Whether the hook is still there."""
+        return self.handle.id in (getattr(self.owner, self.table) or ())
 
     def remove(self) -> None:
         """Remove the hook."""
+        self.handle.remove()
 
 
 class _Sites(NamedTuple):
@@ -72,6 +101,8 @@ class ModuleHooks:
         self._begin = begin
         self._begin_backward = begin_backward
         self._handles: list[Removable] = []
+        self._on_outputs: list[tuple[weakref.ref[torch.Tensor], int, str, RemovableHandle]] = []
+        """The hooks on outputs of this step. Most outputs are freed during the backward pass."""
         self._calls = _Calls()
         self._installed: list[_ModuleHook] = []
         self._arrived: defaultdict[tuple[Hashable, str], int] = defaultdict(int)
@@ -92,10 +123,12 @@ class ModuleHooks:
         self._installed.append(hook)
         enter, leave = hook.enter, _ignore_output if point.is_outside else hook.leave
         if point.is_compiled:
-            self._handles.append(_CompiledCall(point.module, enter, leave))
+            self._handles.append(_CompiledCall(point, enter, leave))
             return
-        self._handles.append(point.module.register_forward_pre_hook(enter, with_kwargs=True))
-        self._handles.append(point.module.register_forward_hook(leave))
+        module, name = point.module, point.fqn or "the model"
+        before = module.register_forward_pre_hook(enter, with_kwargs=True)
+        self._handles.append(Installed(name, module, "_forward_pre_hooks", before))
+        self._handles.append(Installed(name, module, "_forward_hooks", module.register_forward_hook(leave)))
         if self._observer.options.compiled == "tap" and not point.is_outside:
             self._tap(point)
 
@@ -105,7 +138,8 @@ class ModuleHooks:
             self._receiver_number = taps.register(self)
         hook = make_hook(taps.tap, self._receiver_number, len(self._tapped))
         self._tapped.append(point)
-        self._handles.append(point.module.register_forward_hook(hook))
+        handle = point.module.register_forward_hook(hook)
+        self._handles.append(Installed(point.fqn or "the model", point.module, "_forward_hooks", handle))
 
     def receive_tapped(self, module_index: int, position: int, tensor: torch.Tensor, *, is_grad: bool) -> None:
         """Observe a tensor that a tap received; see `TapReceiver.receive_tapped`."""
@@ -135,8 +169,21 @@ class ModuleHooks:
             handle.remove()
         self._handles.clear()
 
+    def iter_missing(self) -> Iterator[str]:
+        """Yield the modules whose hooks other code has removed, in this step or before."""
+        yield from (each.name for each in self._handles if not each.is_present)
+        # A module that was compiled since then calls its hooks in compiled code, where they observe nothing.
+        yield from (each.fqn or "the model" for each in self._installed if each.is_compiled_again)
+        for find_output, version, name, handle in self._on_outputs:
+            output = find_output()
+            # An operation in place moves the hooks to what the output was computed by.
+            is_same = output is not None and _find_version(output) == version
+            if output is not None and is_same and handle.id not in (output._backward_hooks or ()):
+                yield name
+
     def begin_step(self) -> None:
         """Reset the call counts."""
+        self._on_outputs.clear()
         for hook in self._installed:
             hook.counts = [0, 0]
         self._arrived.clear()
@@ -199,7 +246,10 @@ class ModuleHooks:
         handle = tensor.register_hook(partial(self._observe_grad, hook.grad_level, where, path))  # type: ignore[no-untyped-call]  # torch's
         if tensor.is_leaf:
             # A leaf outlives the step; other tensors take their hooks with them when they are freed.
-            self._handles.append(handle)
+            self._handles.append(Installed(hook.fqn or "the model", tensor, "_backward_hooks", handle))
+        else:
+            known = (weakref.ref(tensor), _find_version(tensor), hook.fqn or "the model", handle)
+            self._on_outputs.append(known)
 
     def _observe_grad(self, level: Level, where: CallSite, path: str, grad: torch.Tensor) -> None:
         observer = self._observer
@@ -219,7 +269,9 @@ class _ModuleHook:
 
     __slots__ = (
         "_class_name",
+        "_compiled",
         "_hooks",
+        "_is_wrapped",
         "_module",
         "_sites",
         "counts",
@@ -238,8 +290,15 @@ class _ModuleHook:
         self._hooks: ModuleHooks | None = hooks
         """None in a copy of the module."""
         self._module = point.module
+        self._is_wrapped = point.is_compiled
+        self._compiled = point.module._compiled_call_impl
         self._class_name = point.class_name
         self._sites: dict[tuple[int, bool, str], _Sites] = {}
+
+    @property
+    def is_compiled_again(self) -> bool:
+        """Whether the module was compiled after its hooks were installed; a wrapped call is checked by itself."""
+        return not self._is_wrapped and self._module._compiled_call_impl is not self._compiled
 
     def enter(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Observe a call that begins."""
@@ -304,8 +363,9 @@ def _ignore_output(*rest: object) -> None:
 class _CompiledCall:
     """Wraps the compiled call of a module, because the module's own hooks are compiled into that call."""
 
-    def __init__(self, module: torch.nn.Module, enter: Callable[..., None], leave: Callable[..., None]) -> None:
-        self._module = module
+    def __init__(self, point: Point, enter: Callable[..., None], leave: Callable[..., None]) -> None:
+        module = self._module = point.module
+        self.name = point.fqn or "the model"
         self._inner: Callable[..., Any] = module._compiled_call_impl  # type: ignore[assignment]  # None is not hooked
         inner = self._inner
 
@@ -315,11 +375,17 @@ class _CompiledCall:
             leave(module, args, output)
             return output
 
-        module._compiled_call_impl = call
+        module._compiled_call_impl = self._outer = call
+
+    @property
+    def is_present(self) -> bool:
+        """Whether the module still calls this; it does not if it was compiled again."""
+        return self._module._compiled_call_impl is self._outer
 
     def remove(self) -> None:
-        """Restore the module's own compiled call."""
-        self._module._compiled_call_impl = self._inner
+        """Restore the module's own compiled call, unless it was compiled again."""
+        if self.is_present:
+            self._module._compiled_call_impl = self._inner
 
 
 class TapReceiver(Protocol):
@@ -449,14 +515,23 @@ class Drill:
         self._observer = observer
         self._find_innermost = find_innermost
         self._counts: defaultdict[str, int] = defaultdict(int)
-        self._installed: list[tuple[torch.nn.Module, object]] = []
+        self._installed: list[tuple[Point, _DrilledForward, object]] = []
 
     def install(self, point: Point) -> None:
         """Record the operations of a module from now on."""
         module = point.module
         # On the instance, which hides the class's forward; deleting it restores the module.
-        self._installed.append((module, vars(module).get("forward")))
-        module.forward = _DrilledForward(self, point, module.forward)
+        drilled = _DrilledForward(self, point, module.forward)
+        self._installed.append((point, drilled, vars(module).get("forward")))
+        module.forward = drilled
+
+    def iter_missing(self) -> Iterator[str]:
+        """Yield the modules whose `forward` other code has replaced."""
+        yield from (
+            point.fqn or "the model"
+            for point, drilled, _ in self._installed
+            if vars(point.module).get("forward") is not drilled
+        )
 
     @property
     def is_open(self) -> bool:
@@ -464,8 +539,11 @@ class Drill:
         return self._observer.is_open
 
     def remove(self) -> None:
-        """Restore the forward methods of all modules."""
-        for module, own in self._installed:
+        """Restore the forward methods of all modules, except those that other code has replaced."""
+        for point, drilled, own in self._installed:
+            module = point.module
+            if vars(module).get("forward") is not drilled:
+                continue
             if own is None:
                 del module.forward
             else:

@@ -170,6 +170,11 @@ class Observer:
         self.notes.append(text)
         warnings.warn(f"holdfast: {text}", RecordingWarning, stacklevel=2)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether recording has stopped for good."""
+        return self._stopped
+
     def stop(self) -> None:
         """Stop recording for good."""
         self._stopped = True

@@ -6,12 +6,13 @@ A comparison then tells apart a wrong backward pass, gradients that were not cle
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 from torch.compiler import is_compiling
 
-from holdfast.capture.record.hooks import Removable
+from holdfast.capture.record.hooks import Installed
 from holdfast.capture.record.observer import CallSite, Observer
 from holdfast.capture.record.points import Points
 from holdfast.capture.stored.events import Level
@@ -31,7 +32,7 @@ class ParameterGrads:
         """Parameters without a hook: they do not require gradients, and torch allows none on them."""
         self._counts: defaultdict[str, int] = defaultdict(int)
         self._has_begun_backward = False
-        self._handles: list[Removable] = []
+        self._handles: list[Installed] = []
 
     def begin_step(self) -> None:
         """Reset the counts, and hook parameters that have begun to require gradients."""
@@ -40,8 +41,8 @@ class ParameterGrads:
         for name, parameter in [*self._waiting.items()]:
             if parameter.requires_grad and parameter.is_leaf:
                 hook = partial(self._observe_sum, name)
-                handle: Removable = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch's
-                self._handles.append(handle)
+                handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch's
+                self._handles.append(Installed(name, parameter, "_post_accumulate_grad_hooks", handle))
                 del self._waiting[name]
 
     def begin_backward(self) -> None:
@@ -52,6 +53,10 @@ class ParameterGrads:
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
                 self._observe(name, parameter.grad, 0)
+
+    def iter_missing(self) -> Iterator[str]:
+        """Yield the parameters whose hooks other code has removed."""
+        yield from (each.name for each in self._handles if not each.is_present)
 
     def remove(self) -> None:
         """Remove all hooks."""

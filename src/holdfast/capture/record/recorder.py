@@ -15,7 +15,7 @@ import torch
 from typing_extensions import Self, Unpack
 
 from holdfast.capture.record.forms import list_paths
-from holdfast.capture.record.hooks import Drill, ModuleHooks, Removable
+from holdfast.capture.record.hooks import Drill, Installed, ModuleHooks
 from holdfast.capture.record.observer import CallSite, Observer, StateObserver, find_source
 from holdfast.capture.record.options import Options, RecordOptions, make_options
 from holdfast.capture.record.param_grads import ParameterGrads
@@ -122,7 +122,7 @@ class Recorder:
         self._hooks = ModuleHooks(self._observer, self._begin, self._grads.begin_backward)
         self._drill = Drill(self._observer, self._hooks.find_innermost)
         self._stack = ExitStack()
-        self._handles: list[Removable] = []
+        self._handles: list[Installed] = []
         self._is_begun = self._is_ended = self._is_silenced = False
         self._stepped: set[int] = set()
         self._logged: defaultdict[str, int] = defaultdict(int)
@@ -149,8 +149,12 @@ class Recorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Remove the hooks, commit the rest, and wait until it is written."""
+        is_own = os.getpid() == self._pid
+        if is_own and error is None:
+            # A step that has ended is complete; what other code removed since then, the next one would have lacked.
+            self._check_hooks(self._observer.step + (self._is_begun and self._is_ended))
         self._remove()
-        if os.getpid() != self._pid:
+        if not is_own:
             return
         if self._is_begun:
             self._finish_step()
@@ -198,8 +202,10 @@ class Recorder:
             if not is_found:
                 self._observer.note(f"drill={name!r}: the model has no such module that can be recorded")
         for optimizer in self._optimizers:
-            self._handles.append(optimizer.register_step_pre_hook(self._before_update))
-            self._handles.append(optimizer.register_step_post_hook(self._after_update))
+            before = optimizer.register_step_pre_hook(self._before_update)
+            after = optimizer.register_step_post_hook(self._after_update)
+            self._handles.append(Installed("the optimizer", optimizer, "_optimizer_step_pre_hooks", before))
+            self._handles.append(Installed("the optimizer", optimizer, "_optimizer_step_post_hooks", after))
 
     def _remove(self) -> None:
         self._hooks.remove()
@@ -243,7 +249,7 @@ class Recorder:
             if self._is_begun and not self._is_ended:
                 if not self._stepped and self._observer.is_open:
                     self._state.observe_all_grads()
-                self._is_ended = True
+                self._end_step()
         except Exception as error:  # noqa: BLE001  # a bug in the recorder must not stop the training
             self._observer.fail(error)
 
@@ -310,12 +316,18 @@ class Recorder:
 
     def _begin(self) -> None:
         """Begin a step, unless one is in progress."""
-        if self._is_silenced or (self._is_begun and not self._is_ended):
+        if self._is_silenced:
+            return
+        if self._is_begun and not self._is_ended:
+            # Without the optimizer's hooks, the step would never end.
+            if not all(each.is_present for each in self._handles):
+                self._check_hooks(self._observer.step)
             return
         if self._is_begun:
             self._finish_step()
         if os.getpid() != self._pid:
             self._observer.stop()
+        self._check_hooks(self._observer.step)
         self._is_begun, self._is_ended = True, False
         self._stepped.clear()
         self._logged.clear()
@@ -324,6 +336,25 @@ class Recorder:
         self._drill.begin_step()
         if self._observer.begin_step():
             self._state.observe_state()
+
+    def _end_step(self) -> None:
+        self._is_ended = True
+        self._check_hooks(self._observer.step)
+
+    def _check_hooks(self, step: int) -> None:
+        """Stop recording if other code has removed a hook: nothing is known of what the hook would have observed."""
+        if self._observer.is_stopped or not self._hooks.is_on:
+            return
+        own = (each.name for each in self._handles if not each.is_present)
+        found = [*self._hooks.iter_missing(), *self._grads.iter_missing(), *self._drill.iter_missing(), *own]
+        if found:
+            self._spool.lost_step = step
+            self._observer.stop()
+            self._observer.note(
+                f"not recorded since step {step}: hooks were removed from"
+                f" {list_some([*dict.fromkeys(found)], _MAX_NAMED)} by other code; training continues. Find the code"
+                " that removes hooks, compiles a module or replaces its `forward`, and record again without it"
+            )
 
     def _finish_step(self) -> None:
         self._is_begun = False
@@ -361,7 +392,7 @@ class Recorder:
                 self._state.observe_update(optimizer)
             self._stepped.add(id(optimizer))
             if self._is_begun and len(self._stepped) == len(self._optimizers):
-                self._is_ended = True
+                self._end_step()
         except Exception as error:  # noqa: BLE001  # as above
             self._observer.fail(error)
 

@@ -122,6 +122,8 @@ class Spool:
         self._replaced = ""
         self._first: int | None = None
         """Number of the first segment that was committed."""
+        self.lost_step: int | None = None
+        """See `Segment.lost_step`."""
         self._new_bytes = 0
         self._deferred = DeferredDigests()
         self._next_number = 0
@@ -322,6 +324,7 @@ class Spool:
             *(self._identity.environment, batch.notes, {step: roots[step] for step in sorted(steps)}, batch.is_last),
             recording=self._identity.recording,
             job=self._identity.job,
+            lost_step=self.lost_step,
         )
         tensors = {number: build_copy(copy.memory, copy.dtype, copy.shape) for number, copy in copies.items()}
         result = self._write_owned(segment, events, tensors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import groupby
 from typing import Final, Literal, Protocol
@@ -52,6 +52,11 @@ class RunFacts:
     started_s: float = 0.0
     notes: tuple[str, ...] = ()
     """What could not be recorded, and why."""
+    lost_step: int | None = None
+    """The first step of which a part is missing, because other code had removed hooks; None if there is none.
+
+    Comparisons end before it: a difference in it may have its origin in what is missing.
+    """
 
     __repr__ = readable_repr
 
@@ -185,6 +190,7 @@ def _describe(segments: Sequence[Segment]) -> RunFacts:
         status="complete" if is_complete else "unfinished",
         started_s=first.started_s,
         notes=tuple(notes),
+        lost_step=min((each.lost_step for each in newest.values() if each.lost_step is not None), default=None),
     )
 
 
@@ -277,7 +283,19 @@ class _StoredRun:
 
 def shift_run(run: Run, by: int) -> Run:
     """Return a run with `by` added to its step numbers; the same run if `by` is 0."""
-    return Run(run.facts, _ShiftedRun(run, by)) if by else run
+    lost = run.facts.lost_step
+    facts = run.facts if lost is None else replace(run.facts, lost_step=lost + by)
+    return Run(facts, _ShiftedRun(run, by)) if by else run
+
+
+def find_lost(*runs: Run) -> tuple[int | None, str]:
+    """Return the first step that some run lacks in part, and a text that says so; None and "" if none does."""
+    lost = [(run.facts.lost_step, run.facts.name) for run in runs if run.facts.lost_step is not None]
+    if not lost:
+        return None, ""
+    return min(lost)[0], "; ".join(
+        f"{name} is not recorded since step {step}: hooks were removed" for step, name in lost
+    )
 
 
 class _ShiftedRun:

@@ -77,6 +77,8 @@ class Segment:
     """A random id that all segments of one rank's recording have; "" in segments of earlier versions."""
     job: str = ""
     """A random id that is the same on all ranks of a job; "" if the ranks had no store to agree on one."""
+    lost_step: int | None = None
+    """The first step of which a part is missing, because other code had removed hooks; None if there is none."""
 
     @property
     def name(self) -> str:
@@ -128,6 +130,7 @@ def _encode(segment: Segment, *, has_blake3: bool) -> dict[str, Json]:
         "last": segment.is_last,
         "recording": segment.recording,
         "job": segment.job,
+        **({} if segment.lost_step is None else {"lost_step": segment.lost_step}),
     }
 
 
@@ -165,6 +168,7 @@ def _decode(record: CommittedSnapshot, run: str, rank: int, number: int) -> Segm
         is_last=metadata.get("last") is True,
         recording=str(metadata.get("recording", "")),
         job=str(metadata.get("job", "")),
+        lost_step=fields.integer("lost_step") if "lost_step" in metadata else None,
     )
 
 
