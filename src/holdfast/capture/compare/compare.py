@@ -14,7 +14,7 @@ from holdfast.capture.compare.align import Alignment, NameMap, Pair, align
 from holdfast.capture.compare.classify import NOWHERE, Cause, OriginFinder, find_first_stage, find_stage
 from holdfast.capture.compare.distances import Measurer
 from holdfast.capture.compare.explain import StepEvidence, find_step_with
-from holdfast.capture.compare.measure import Tolerance
+from holdfast.capture.compare.measure import Tolerance, describe_fill, describe_nonfinite
 from holdfast.capture.compare.result import (
     Class,
     ComparedInput,
@@ -35,6 +35,7 @@ from holdfast.json_text import Json
 from holdfast.progress import Progress, Silent
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES
 from holdfast.snapshot.gc_pause import pause_gc
+from holdfast.tensors.dtypes import find_dtype
 from holdfast.texts import list_some
 
 _MAX_ROWS: Final = 100_000
@@ -424,6 +425,7 @@ class _Comparison:
         # Each hint scans the whole step, and hundreds of hints are of no use to a reader.
         has_hints = len(self._found) < _MAX_ORIGINS * len(self._ranks)
         moved = hints.find_reordered(pair) if has_hints else ""
+        nonfinite = self._describe_nonfinite(rank_step, index, is_explained=bool(found.reason))
         events, standings = rank_step.graph.events, rank_step.graph.standings
         inputs = (ComparedInput(name_site(events[each].site), standings[each]) for each in found.inputs)
         origin = Origin(
@@ -434,7 +436,7 @@ class _Comparison:
             kind=found.kind,
             rank=rank_step.rank,
             source=found.source,
-            why=moved if moved and found.kind == "input" else found.why,
+            why=moved if moved and found.kind == "input" else f"{found.why}{nonfinite}",
             site=pair.a.site,
             how=pair.how,
             inputs=tuple(inputs),
@@ -447,6 +449,25 @@ class _Comparison:
             world=max(self._a.facts.world, self._b.facts.world),
         )
         self._found.append(((found.step, find_stage(pair.a), pair.a.seq, rank_step.rank), origin))
+
+    def _describe_nonfinite(self, rank_step: _RankStep, index: int, *, is_explained: bool) -> str:
+        """Return what follows the text of an origin if it is NaN or infinite; digests tell only if all values are."""
+        names = (self._a.facts.name, self._b.facts.name)
+        pair, verdict = rank_step.pairs[index]
+        measure = verdict.measure
+        if measure is None or pair.a.shape != pair.b.shape:
+            return ""
+        text = describe_nonfinite(measure, names) or describe_fill(pair.a, pair.b, names)
+        if text or measure.basis != "digest" or not find_dtype(pair.a.dtype).is_floating_point:
+            return f"; {text}" if text else ""
+        for later, (each, found) in rank_step.pairs.items():
+            if (
+                later > index
+                and found.standing == "differs"
+                and (text := describe_fill(each.a, each.b, names, of=name_site(each.a.site)))
+            ):
+                return f"; whether it is NaN or infinite is unknown at level digest; later, {text}"
+        return "" if is_explained else "; whether it is NaN or infinite is unknown at level digest"
 
     def _find_order(self, found: Cause, pair: Pair, rank: int) -> Cause:
         """Return the cause of a different input: batches come in another order, if the first run has it elsewhere."""

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import zip_longest
 from typing import Final, Literal
 
+from holdfast.capture.compare.measure import is_filled
 from holdfast.capture.compare.step_graph import ModuleCall, StepGraph, is_below, iter_modules
 from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.settings import OptimizerSettings, ParameterSettings, StepSettings
-from holdfast.digest import fingerprint, hash_bytes
 from holdfast.json_text import Json
 from holdfast.tensors.dtypes import find_dtype
 from holdfast.texts import list_some
@@ -41,7 +41,6 @@ Reason = Literal[
 ]
 """What a cause is, in one or two words; "" if only the place is known."""
 _MAX_NAMED: Final = 3
-_KEPT_ZEROS: Final = 1000
 _MODE: Final = "training"
 _CLASS: Final = "class"
 _IN_PLACE: Final = "#input"
@@ -270,14 +269,32 @@ class Explainer:
             ours = f"{passes[0]} backward pass{'es' if passes[0] > 1 else ''}"
             why = f"gradients are the sum of {self._say(ours, f'of {passes[1]}')}"
             return NamedCause("accumulation", scope, why)
-        changed = [self._is_changed(graph, parameter) for graph in (self._graph, self._other)]
-        if changed[0] == changed[1]:
-            how = "changed after the backward pass in both, but not in the same way"
-        else:
-            first, second = self._evidence.names if changed[0] else self._evidence.names[::-1]
-            how = f"changed after the backward pass in {first} and not in {second}"
+        changed = [{name for name in bad if self._is_changed(graph, name)} for graph in (self._graph, self._other)]
+        only = [[name for name in bad if name in changed[side] - changed[1 - side]] for side in (0, 1)]
         why = f"gradients of {_name_all(bad)} are equal after the backward pass and differ before the optimizer's step"
-        return NamedCause("gradient change", scope, f"{why}: {how}, for example by clipping or scaling")
+        if not only[0] and not only[1]:
+            group = self._find_groups(bad)
+            how = "changed after the backward pass in both, but not in the same way"
+            how = f"those of {group} are {how}" if group else how
+        else:
+            side = 0 if only[0] else 1
+            group = self._find_groups(only[side])
+            first, second = self._evidence.names if side == 0 else self._evidence.names[::-1]
+            how = f"changed after the backward pass in {first} and not in {second}"
+            if group or len(only[side]) < len(bad):
+                how = f"those of {group or _name_all(only[side])} are {how}"
+            scope = scope if group or len(only[side]) == len(bad) else self._find_scope_of_grads(only[side])
+        why = f"{why}: {how}, for example by clipping or scaling"
+        return NamedCause("gradient change", group or scope, why)
+
+    def _find_groups(self, names: Sequence[str]) -> str:
+        """Return the parameter groups that consist of exactly these parameters; "" if none do, or all groups do."""
+        groups = {name: each.group for name, each in self._ours.parameters.items() if each.group}
+        found = {groups.get(name, "") for name in names}
+        members = {name for name, group in groups.items() if group in found and name in self._graph.param_grads}
+        if found == set(groups.values()) or members != set(names):
+            return ""
+        return ", ".join(f"param_groups.{group}" for group in sorted(found))
 
     def _is_final_bad(self, indices: Sequence[int]) -> bool:
         return any(not self._graph.events[each].site.path and self._graph.is_bad(each) for each in indices)
@@ -351,14 +368,7 @@ def _is_zero(event: Event) -> bool:
     size_bytes = find_dtype(event.dtype).itemsize
     for size in event.shape:
         size_bytes *= size
-    return event.identity in _hash_zeros(size_bytes)
-
-
-@lru_cache(maxsize=_KEPT_ZEROS)
-def _hash_zeros(size_bytes: int) -> tuple[bytes, bytes]:
-    """Return both digests of so many zeros."""
-    zeros = bytes(size_bytes)
-    return fingerprint(zeros), hash_bytes(zeros)
+    return is_filled(event, b"\0", size_bytes)
 
 
 def _describe_state(parameter: ParameterSettings, settings: StepSettings) -> str:

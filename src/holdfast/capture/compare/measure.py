@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from holdfast.capture.stored.events import Stats
+from holdfast.capture.stored.events import Event, Stats
 from holdfast.diff.quick_blocks import BITS, BLOCK_ITEMS, BlockDistance, QuickBlocks, Workspace, dot
 from holdfast.diff.values import DistanceTally, Numbers, unravel
+from holdfast.digest import fingerprint, hash_bytes
 from holdfast.display.readable import readable_repr
 from holdfast.json_text import Json
+from holdfast.tensors.dtypes import find_dtype
 
 _QUICK: Final = frozenset(BITS)
 """Dtypes whose blocks are compared by `QuickBlocks`."""
+_MAX_FILL_BYTES: Final = 64 << 20
+"""Larger tensors are not compared with fills: each size takes so much memory once."""
+_KEPT_FILLS: Final = 4000
 _SAFE: Final = (1e-140, 1e140)
 """Magnitudes whose sums of squares neither overflow nor underflow."""
 
@@ -194,6 +200,70 @@ def measure_stats(a: Stats | None, b: Stats | None, total: int) -> TensorDistanc
         inf=(a.inf, b.inf),
         note="only stats were kept: the differences are at least these",
     )
+
+
+def describe_nonfinite(found: TensorDistance, names: tuple[str, str]) -> str:
+    """Return how many values are NaN or infinite in each of two runs; "" if equally many are, or it is not known."""
+    parts = [
+        f"{_count(theirs)} of {found.total} values are {word} in {names[1]}, and {_count(ours)} in {names[0]}"
+        for word, (ours, theirs) in (("NaN", found.nan), ("infinite", found.inf))
+        if ours != theirs
+    ]
+    return "; ".join(parts)
+
+
+def _count(number: int) -> str:
+    return str(number or "none")
+
+
+def find_fill(event: Event) -> Literal["NaN", "infinite", ""]:
+    """Return what all values of a tensor are, by its digest alone: NaN or one infinity; "" if they are neither."""
+    dtype = find_dtype(event.dtype)
+    size_bytes = math.prod(event.shape) * dtype.itemsize
+    if not dtype.is_floating_point or not 0 < size_bytes <= _MAX_FILL_BYTES:
+        return ""
+    for word, patterns in _list_fills(dtype):
+        if any(is_filled(event, pattern, size_bytes) for pattern in patterns):
+            return word
+    return ""
+
+
+def describe_fill(a: Event, b: Event, names: tuple[str, str], *, of: str = "") -> str:
+    """Return in which of two runs all values of a tensor are NaN or infinite; "" if they are in none, or in both.
+
+    `of` names the tensor.
+    """
+    fills = find_fill(a), find_fill(b)
+    parts = [
+        f"all values{of and f' of {of}'} are {fill} in {name}" for fill, name in zip(fills, names, strict=True) if fill
+    ]
+    return "; ".join(parts) if fills[0] != fills[1] else ""
+
+
+def is_filled(event: Event, pattern: bytes, size_bytes: int) -> bool:
+    """Return whether a tensor of so many bytes consists of one pattern, by its digest."""
+    return event.identity in _hash_fill(pattern, size_bytes)
+
+
+@lru_cache(maxsize=_KEPT_FILLS)
+def _hash_fill(pattern: bytes, size_bytes: int) -> tuple[bytes, bytes]:
+    """Return both digests of a pattern that is repeated."""
+    filled = pattern * (size_bytes // len(pattern))
+    return fingerprint(filled), hash_bytes(filled)
+
+
+@cache
+def _list_fills(dtype: torch.dtype) -> Sequence[tuple[Literal["NaN", "infinite"], list[bytes]]]:
+    """Return the bytes of the usual NaN and of infinity in a dtype, with both signs."""
+    # Processors make NaN with the sign bit or without. Dtypes that have no infinity make NaN of it.
+    values: list[tuple[Literal["NaN", "infinite"], float]] = [("NaN", math.nan), ("infinite", math.inf)]
+    found = []
+    for word, value in values:
+        # Torch converts a few values and many values by different code, which makes different NaN.
+        made = [torch.full((count,), value).to(dtype) for count in (1, 64)] + [torch.tensor([value], dtype=dtype)]
+        items = {bytes(item) for each in made for item in each.view(torch.uint8).reshape(-1, dtype.itemsize).numpy()}
+        found.append((word, sorted(items | {item[:-1] + bytes([item[-1] ^ 0x80]) for item in items})))
+    return found
 
 
 def _flatten(tensor: torch.Tensor) -> torch.Tensor:
