@@ -14,6 +14,7 @@ from holdfast.snapshot.load.opened import EntryRef
 from holdfast.tensors.composite import has_own_bytes
 from holdfast.tensors.dtypes import items_per_byte
 from holdfast.tensors.fakes import has_values
+from holdfast.tensors.layouts import ORDINARY_CLASSES
 from holdfast.tensors.memory import view_raw
 from holdfast.tensors.sharding.sharded import LocalBox, describe
 from holdfast.tensors.spec import TensorSpec, contiguous_stride, count_bytes, encode_quantizer, find_span
@@ -31,6 +32,15 @@ def is_strided(tensor: torch.Tensor) -> bool:
 def is_ordinary(tensor: torch.Tensor) -> bool:
     """Return whether a tensor consists of strided items in memory and nothing else."""
     return has_own_bytes(tensor) and not tensor.is_meta
+
+
+def can_copy_ordinary(target: torch.Tensor) -> bool:
+    """Return whether an ordinary tensor can be copied into a strided one without a change of its values.
+
+    A tensor that is made of others, such as a quantised weight, would round them, or cannot be copied into.
+    """
+    is_composite = hasattr(type(target), "__tensor_flatten__") and type(target) not in ORDINARY_CLASSES
+    return not is_composite or find_pieces(target) is not None
 
 
 def find_read_target(target: torch.Tensor, ref: EntryRef, spec: TensorSpec) -> ReadTarget | None:

@@ -17,6 +17,7 @@ import torch
 from holdfast.errors import Unsupported
 from holdfast.json_text import Json, canonical_json
 from holdfast.snapshot.into.in_place import (
+    can_copy_ordinary,
     copy_into,
     cut_like,
     find_pieces,
@@ -106,7 +107,7 @@ class TreeMatcher:
             self._match_grad(target, node, path, setter)
         elif tag == PARTS:
             self._match_parts(target, node, path, setter)
-        elif not is_strided(target) and not self._plan.options.assign:
+        elif not (is_strided(target) and can_copy_ordinary(target)) and not self._plan.options.assign:
             text = f"the target has a {_describe_kind(target)} tensor here, the snapshot an ordinary one"
             self._plan.add_problem(path, f"{text}; assign=True puts that in place")
         else:
@@ -338,7 +339,9 @@ def find_children(node: Json, starts: Mapping[str, int], decode: Callable[[Json]
 
 
 def _describe_kind(tensor: torch.Tensor) -> str:
-    return "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+    if tensor.is_nested:
+        return "nested"
+    return str(tensor.layout).removeprefix("torch.") if tensor.layout != torch.strided else type(tensor).__name__
 
 
 def match_state(plan: IntoPlan, target: Any, node: Json, path: TreePath) -> None:

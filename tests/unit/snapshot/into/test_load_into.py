@@ -18,6 +18,7 @@ from holdfast.repo.format.layout import PACKS
 from holdfast.snapshot.into.plan import IntoOptions
 from tests.kit.loading import bytes_of, noise, problems_of
 from tests.kit.saving import pack_of, rot
+from tests.tensor_zoo import Scaled
 
 # What does not fit
 
@@ -66,6 +67,17 @@ def test_many_problems_are_counted_and_kept_as_attributes(store: Store) -> None:
     assert len(caught.value.problems) == 60
 
 
+class Rounding(Scaled):
+    """Rounds what is copied into it, as a quantised weight does."""
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten.copy_.default:
+            args[0].payload.copy_(args[1].round())
+            return args[0]
+        return super().__torch_dispatch__(function, types, args, kwargs)
+
+
 @pytest.mark.parametrize(
     ("saved", "target", "problem"),
     [
@@ -89,6 +101,16 @@ def test_many_problems_are_counted_and_kept_as_attributes(store: Store) -> None:
             {"a": noise(2)},
             {"a": torch.zeros(2).to_sparse()},
             "a: the target has a sparse_coo tensor here, the snapshot an ordinary one; assign=True puts that in place",
+        ),
+        (
+            {"a": noise(4)},
+            {"a": Scaled(torch.zeros(4), torch.ones(()), {})},
+            "a: the target has a Scaled tensor here, the snapshot an ordinary one; assign=True puts that in place",
+        ),
+        (
+            {"a": noise(4)},
+            {"a": Rounding(torch.zeros(4), torch.ones(()), {})},
+            "a: the target has a Rounding tensor here, the snapshot an ordinary one; assign=True puts that in place",
         ),
         (
             {"a": noise(2, 3)},
