@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Final, NamedTuple, TypedDict
 
 from typing_extensions import Self
@@ -14,7 +15,7 @@ from holdfast.capture.compare.align import Alignment, NameMap, Pair, align
 from holdfast.capture.compare.classify import NOWHERE, Cause, OriginFinder, find_first_stage, find_stage
 from holdfast.capture.compare.distances import Measurer
 from holdfast.capture.compare.explain import StepEvidence, find_step_with
-from holdfast.capture.compare.measure import Tolerance, describe_fill, describe_nonfinite
+from holdfast.capture.compare.measure import UNKNOWN, Tolerance, describe_fill, describe_nonfinite, iter_unknown
 from holdfast.capture.compare.result import (
     Class,
     ComparedInput,
@@ -425,7 +426,9 @@ class _Comparison:
         # Each hint scans the whole step, and hundreds of hints are of no use to a reader.
         has_hints = len(self._found) < _MAX_ORIGINS * len(self._ranks)
         moved = hints.find_reordered(pair) if has_hints else ""
-        nonfinite = self._describe_nonfinite(rank_step, index, is_explained=bool(found.reason))
+        nonfinite = self._describe_nonfinite(rank_step, index)
+        unknown = () if nonfinite else iter_unknown(verdict.measure, pair.a)
+        notes = chain(_iter_guesses(found), _iter_counts(rank_step, found, pair), hints.iter_notes(pair), unknown)
         events, standings = rank_step.graph.events, rank_step.graph.standings
         inputs = (ComparedInput(name_site(events[each].site), standings[each]) for each in found.inputs)
         origin = Origin(
@@ -443,14 +446,12 @@ class _Comparison:
             parameters=tuple(ComparedInput(name, standing) for name, standing in found.parameters),
             measure=verdict.measure,
             cause=found.reason,
-            notes=(*_iter_guesses(found), *_iter_counts(rank_step, found, pair), *hints.iter_notes(pair))
-            if has_hints
-            else (),
+            notes=tuple(notes) if has_hints else (),
             world=max(self._a.facts.world, self._b.facts.world),
         )
         self._found.append(((found.step, find_stage(pair.a), pair.a.seq, rank_step.rank), origin))
 
-    def _describe_nonfinite(self, rank_step: _RankStep, index: int, *, is_explained: bool) -> str:
+    def _describe_nonfinite(self, rank_step: _RankStep, index: int) -> str:
         """Return what follows the text of an origin if it is NaN or infinite; digests tell only if all values are."""
         names = (self._a.facts.name, self._b.facts.name)
         pair, verdict = rank_step.pairs[index]
@@ -466,8 +467,8 @@ class _Comparison:
                 and found.standing == "differs"
                 and (text := describe_fill(each.a, each.b, names, of=name_site(each.a.site)))
             ):
-                return f"; whether it is NaN or infinite is unknown at level digest; later, {text}"
-        return "" if is_explained else "; whether it is NaN or infinite is unknown at level digest"
+                return f"; {UNKNOWN}; later, {text}"
+        return ""
 
     def _find_order(self, found: Cause, pair: Pair, rank: int) -> Cause:
         """Return the cause of a different input: batches come in another order, if the first run has it elsewhere."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from types import MappingProxyType
@@ -25,6 +25,7 @@ _QUICK: Final = frozenset(BITS)
 _MAX_FILL_BYTES: Final = 64 << 20
 """Larger tensors are not compared with fills: each size takes so much memory once."""
 _KEPT_FILLS: Final = 4000
+UNKNOWN: Final = "whether it is NaN or infinite is unknown at level digest"
 _SAFE: Final = (1e-140, 1e140)
 """Magnitudes whose sums of squares neither overflow nor underflow."""
 
@@ -214,6 +215,12 @@ def describe_nonfinite(found: TensorDistance, names: tuple[str, str]) -> str:
 
 def _count(number: int) -> str:
     return str(number or "none")
+
+
+def iter_unknown(found: TensorDistance | None, event: Event) -> Iterator[str]:
+    """Yield a note if only digests of an event were compared: they do not show whether some of its values are NaN."""
+    if found is not None and found.basis == "digest" and find_dtype(event.dtype).is_floating_point:
+        yield f"{UNKNOWN}: record at level 'stats' to see it"
 
 
 def find_fill(event: Event) -> Literal["NaN", "infinite", ""]:
