@@ -427,7 +427,7 @@ class _Comparison:
         has_hints = len(self._found) < _MAX_ORIGINS * len(self._ranks)
         moved = hints.find_reordered(pair) if has_hints else ""
         nonfinite = self._describe_nonfinite(rank_step, index)
-        unknown = () if nonfinite else iter_unknown(verdict.measure, pair.a)
+        unknown = () if nonfinite or found.reason else iter_unknown(verdict.measure, pair.a)
         notes = chain(_iter_guesses(found), _iter_counts(rank_step, found, pair), hints.iter_notes(pair), unknown)
         events, standings = rank_step.graph.events, rank_step.graph.standings
         inputs = (ComparedInput(name_site(events[each].site), standings[each]) for each in found.inputs)
