@@ -105,11 +105,11 @@ def read_rss_bytes() -> int:
 
 
 def test_a_tensor_of_a_gibibyte_is_drawn_while_it_is_read_and_leaving_stops_that(
-    browser: Browser, store: holdfast.Store, monkeypatch: pytest.MonkeyPatch
+    browser: Browser, store: holdfast.Store, hook: Hook
 ) -> None:
     store.save("large", {"w": torch.arange(1 << 28, dtype=torch.float32).reshape(1 << 14, 1 << 14)})
     before_bytes = read_rss_bytes()
-    reads = SlowReads(monkeypatch, stop_at=40)
+    reads = SlowReads(hook, stop_at=40)
     with store.serve() as server:
         browser.size(1440, 1000)
         browser.visit("about:blank")

@@ -121,8 +121,12 @@ def make_mistakes(rank: int, path: Path, verb: str) -> dict[str, tuple[ActOutcom
                 held = float(fresh.load("run")["plain"].mean())
             dist.barrier()
             after = [
-                report_outcome(lambda: store.save("after", make_tree(), overwrite=True, timeout_s=PATIENCE_S) and None),
-                report_outcome(lambda: call(store, verb, passing(**({} if verb == "load_into" else OVER))()) and None),
+                report_outcome(
+                    lambda: store.save("after", make_tree(), overwrite=True, timeout_s=PATIENCE_S).generation
+                ),
+                report_outcome(
+                    lambda: call(store, verb, ("run", make_tree(), {} if verb == "load_into" else OVER)) and None
+                ),
                 report_outcome(lambda: store.load_into("after", make_tree(), timeout_s=PATIENCE_S) and None),
             ]
             if verb != "load_into":
@@ -153,9 +157,9 @@ def save_elsewhere(rank: int, path: Path) -> tuple[ActOutcome, ActOutcome]:
     looks = hooked(PeerWatch, "is_due", lambda watch: False) if rank == ODD else nullcontext()
     with holdfast.open(path) as store:
         with looks:
-            apart = report_outcome(lambda: store.save(f"run {rank}", {"a": 1}, timeout_s=PATIENCE_S) and None)
+            apart = report_outcome(lambda: store.save(f"run {rank}", {"a": 1}, timeout_s=PATIENCE_S).generation)
         dist.barrier()
-        return apart, report_outcome(lambda: store.save("run 0", {"a": 1}, timeout_s=PATIENCE_S) and None)
+        return apart, report_outcome(lambda: store.save("run 0", {"a": 1}, timeout_s=PATIENCE_S).generation)
 
 
 def test_a_rank_is_told_of_another_name_by_the_rank_that_notices_it(world: World, tmp_path: Path) -> None:
@@ -175,7 +179,7 @@ def save_on_a_disk_that_fills_up(rank: int, path: Path, victim: int) -> list[tup
             good.save("run", make_tree(1.0), overwrite=True)
             inner: Any = LocalStore(path)
             with Store(FaultyStore(inner, fault=Fault.NO_SPACE, at=at) if rank == victim else inner) as store:
-                outcome = report_outcome(lambda store=store: store.save("run", make_tree(), overwrite=True) and None)  # type: ignore[misc]
+                outcome = report_outcome(lambda store=store: store.save("run", make_tree(), overwrite=True).generation)  # type: ignore[misc]
             dist.barrier()
             with holdfast.open(path, read_only=True) as fresh:
                 found.append((at, outcome, float(fresh.load("run")["plain"].mean())))
