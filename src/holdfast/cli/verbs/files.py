@@ -52,9 +52,9 @@ def declare_put(parser: ArgumentParser) -> None:
         "Hidden files are included, empty directories are not. A PATH that is a link to a\n"
         "file is saved as the file; one to a directory is refused, unless written LINK/.\n"
         "Below DIR, links to files in DIR are followed; others are refused, unless\n"
-        "--follow-links is given. Saving the same content again under the same name writes\n"
-        "nothing. A file of safetensors or torch.save shares its bytes with snapshots that\n"
-        "contain the same tensors."
+        "--follow-links is given. Saving the same content again under the same name\n"
+        "writes nothing. A file of safetensors or torch.save shares its bytes with\n"
+        "snapshots that contain the same tensors."
     )
     examples = ["holdfast put run1/step-100 model.pt config.json", "holdfast put data/v1 corpus/ --meta source=web"]
     document(parser, more, examples=examples)

@@ -46,8 +46,8 @@ def declare_import(parser: ArgumentParser) -> None:
         "contains more than tensors and plain values is refused, unless --unpickle is\n"
         "given. Files beside the weights, such as config.json, become entries. Links are\n"
         "followed to files in SRC, or in blobs/ of the Hugging Face cache that SRC is a\n"
-        "part of; others are refused, unless --follow-links is given. The snapshot keeps a\n"
-        "receipt with the digest of every tensor, for verify-import."
+        "part of; others are refused, unless --follow-links is given. The snapshot keeps\n"
+        "a receipt with the digest of every tensor, for verify-import."
     )
     examples = [
         "holdfast import model.safetensors llama/base",
