@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 
 from holdfast.snapshot.into import swap as swapping
 from holdfast.snapshot.into.swap import Swap
-from tests.kit.hooking import Hook
+from tests.kit.hooking import hooked
 
 REAL_COPY = swapping._copy
 
@@ -16,8 +19,9 @@ def make_swap(target: torch.Tensor, new: torch.Tensor) -> Swap:
     return Swap([(target, new)], [target])
 
 
-def fail_at(hook: Hook, number: int, *, is_late: bool) -> list[int]:
-    """Let one copy fail, when it is done or before it; returns how many there were."""
+@contextmanager
+def failing_at(number: int, *, is_late: bool) -> Iterator[list[int]]:
+    """Let one copy fail, when it is done or before it; yields how many there were."""
     calls = [0]
 
     def copy(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -27,8 +31,8 @@ def fail_at(hook: Hook, number: int, *, is_late: bool) -> list[int]:
         if calls[0] == number:
             raise MemoryError
 
-    hook(swapping, "_copy", copy)
-    return calls
+    with hooked(swapping, "_copy", copy):
+        yield calls
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -43,13 +47,12 @@ def test_whichever_copy_fails_the_target_gets_its_old_values_back(
         # No view of one dimension for the second shape.
         target = old.clone() if len(shape) == 1 else torch.empty(5, 8).t().copy_(old)
         swap = make_swap(target, new.clone())
-        calls = fail_at(monkeypatch, number, is_late=is_late)
-        try:
-            swap.exchange()
-        except MemoryError:
-            failures += 1
-            swap.exchange_back()
-        monkeypatch.setattr(swapping, "_copy", REAL_COPY)
+        with failing_at(number, is_late=is_late) as calls:
+            try:
+                swap.exchange()
+            except MemoryError:
+                failures += 1
+                swap.exchange_back()
         if calls[0] < number:
             assert torch.equal(target, new)
             break
