@@ -223,7 +223,7 @@ def iter_unknown(found: TensorDistance | None, event: Event) -> Iterator[str]:
         yield f"{UNKNOWN}: record at level 'stats' to see it"
 
 
-def find_fill(event: Event) -> Literal["NaN", "infinite", ""]:
+def recognize_fill(event: Event) -> Literal["NaN", "infinite", ""]:
     """Return what all values of a tensor are, by its digest alone: NaN or one infinity; "" if they are neither."""
     dtype = find_dtype(event.dtype)
     size_bytes = math.prod(event.shape) * dtype.itemsize
@@ -240,7 +240,7 @@ def describe_fill(a: Event, b: Event, names: tuple[str, str], *, of: str = "") -
 
     `of` names the tensor.
     """
-    fills = find_fill(a), find_fill(b)
+    fills = recognize_fill(a), recognize_fill(b)
     parts = [
         f"all values{of and f' of {of}'} are {fill} in {name}" for fill, name in zip(fills, names, strict=True) if fill
     ]

@@ -9,7 +9,7 @@ from typing import Final, Literal
 import torch
 
 from holdfast.capture.compare.classify import NOWHERE, Cause, OriginFinder, Words, find_first_stage, find_stage
-from holdfast.capture.compare.measure import find_fill
+from holdfast.capture.compare.measure import recognize_fill
 from holdfast.capture.compare.result import ComparedInput, Origin, name_site
 from holdfast.capture.compare.step_graph import Standing, StepGraph
 from holdfast.capture.stored.events import Event
@@ -161,7 +161,7 @@ class _Search:
         try:
             tensor = self._run.read_tensor(event)
         except NotFound:
-            return _FILLS[find_fill(event)]
+            return _FILLS[recognize_fill(event)]
         tensor = tensor if tensor.is_complex() or tensor.dtype.itemsize > 1 else tensor.float()
         if bool(tensor.isfinite().all()):
             return "finite"
@@ -191,7 +191,7 @@ class _Search:
         try:
             tensor = self._run.read_tensor(event)
         except NotFound:
-            return f"all values are {find_fill(event)}"
+            return f"all values are {recognize_fill(event)}"
         return f"{int(tensor.isnan().sum())} NaN, {int(tensor.isinf().sum())} infinite of {tensor.numel()}"
 
 

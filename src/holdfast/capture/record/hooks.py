@@ -46,7 +46,7 @@ class Removable(Protocol):
         """Remove the hook, unless other code has removed or replaced it."""
 
 
-class Installed(NamedTuple):
+class InstalledHook(NamedTuple):
     """A hook, and where torch keeps it; other code may remove it."""
 
     name: str
@@ -127,8 +127,8 @@ class ModuleHooks:
             return
         module, name = point.module, point.fqn or "the model"
         before = module.register_forward_pre_hook(enter, with_kwargs=True)
-        self._handles.append(Installed(name, module, "_forward_pre_hooks", before))
-        self._handles.append(Installed(name, module, "_forward_hooks", module.register_forward_hook(leave)))
+        self._handles.append(InstalledHook(name, module, "_forward_pre_hooks", before))
+        self._handles.append(InstalledHook(name, module, "_forward_hooks", module.register_forward_hook(leave)))
         if self._observer.options.compiled == "tap" and not point.is_outside:
             self._tap(point)
 
@@ -139,7 +139,7 @@ class ModuleHooks:
         hook = make_hook(taps.tap, self._receiver_number, len(self._tapped))
         self._tapped.append(point)
         handle = point.module.register_forward_hook(hook)
-        self._handles.append(Installed(point.fqn or "the model", point.module, "_forward_hooks", handle))
+        self._handles.append(InstalledHook(point.fqn or "the model", point.module, "_forward_hooks", handle))
 
     def receive_tapped(self, module_index: int, position: int, tensor: torch.Tensor, *, is_grad: bool) -> None:
         """Observe a tensor that a tap received; see `TapReceiver.receive_tapped`."""
@@ -246,7 +246,7 @@ class ModuleHooks:
         handle = tensor.register_hook(partial(self._observe_grad, hook.grad_level, where, path))  # type: ignore[no-untyped-call]  # torch's
         if tensor.is_leaf:
             # A leaf outlives the step; other tensors take their hooks with them when they are freed.
-            self._handles.append(Installed(hook.fqn or "the model", tensor, "_backward_hooks", handle))
+            self._handles.append(InstalledHook(hook.fqn or "the model", tensor, "_backward_hooks", handle))
         else:
             known = (weakref.ref(tensor), _find_version(tensor), hook.fqn or "the model", handle)
             self._on_outputs.append(known)

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch.compiler import is_compiling
 
-from holdfast.capture.record.hooks import Installed
+from holdfast.capture.record.hooks import InstalledHook
 from holdfast.capture.record.observer import CallSite, Observer
 from holdfast.capture.record.points import Points
 from holdfast.capture.stored.events import Level
@@ -32,7 +32,7 @@ class ParameterGrads:
         """Parameters without a hook: they do not require gradients, and torch allows none on them."""
         self._counts: defaultdict[str, int] = defaultdict(int)
         self._has_begun_backward = False
-        self._handles: list[Installed] = []
+        self._handles: list[InstalledHook] = []
 
     def begin_step(self) -> None:
         """Reset the counts, and hook parameters that have begun to require gradients."""
@@ -42,7 +42,7 @@ class ParameterGrads:
             if parameter.requires_grad and parameter.is_leaf:
                 hook = partial(self._observe_sum, name)
                 handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch's
-                self._handles.append(Installed(name, parameter, "_post_accumulate_grad_hooks", handle))
+                self._handles.append(InstalledHook(name, parameter, "_post_accumulate_grad_hooks", handle))
                 del self._waiting[name]
 
     def begin_backward(self) -> None:

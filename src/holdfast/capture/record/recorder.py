@@ -15,7 +15,7 @@ import torch
 from typing_extensions import Self, Unpack
 
 from holdfast.capture.record.forms import list_paths
-from holdfast.capture.record.hooks import Drill, Installed, ModuleHooks
+from holdfast.capture.record.hooks import Drill, InstalledHook, ModuleHooks
 from holdfast.capture.record.observer import CallSite, Observer, StateObserver, find_source
 from holdfast.capture.record.options import Options, RecordOptions, make_options
 from holdfast.capture.record.param_grads import ParameterGrads
@@ -112,7 +112,7 @@ class Recorder:
         identity = RunIdentity(
             *(name, *_find_rank(), time.time(), describe_run(model, optimizers)),
             recording=recording,
-            job=_find_job(recording),
+            job=_agree_on_job(recording),
             overwrite=options.overwrite,
         )
         self._spool = Spool(repo, identity, queue_bytes=options.queue_bytes, bins=options.bins)
@@ -122,7 +122,7 @@ class Recorder:
         self._hooks = ModuleHooks(self._observer, self._begin, self._grads.begin_backward)
         self._drill = Drill(self._observer, self._hooks.find_innermost)
         self._stack = ExitStack()
-        self._handles: list[Installed] = []
+        self._handles: list[InstalledHook] = []
         self._is_begun = self._is_ended = self._is_silenced = False
         self._stepped: set[int] = set()
         self._logged: defaultdict[str, int] = defaultdict(int)
@@ -204,8 +204,8 @@ class Recorder:
         for optimizer in self._optimizers:
             before = optimizer.register_step_pre_hook(self._before_update)
             after = optimizer.register_step_post_hook(self._after_update)
-            self._handles.append(Installed("the optimizer", optimizer, "_optimizer_step_pre_hooks", before))
-            self._handles.append(Installed("the optimizer", optimizer, "_optimizer_step_post_hooks", after))
+            self._handles.append(InstalledHook("the optimizer", optimizer, "_optimizer_step_pre_hooks", before))
+            self._handles.append(InstalledHook("the optimizer", optimizer, "_optimizer_step_post_hooks", after))
 
     def _remove(self) -> None:
         self._hooks.remove()
@@ -404,7 +404,7 @@ def _find_rank() -> tuple[int, int]:
     return 0, 1
 
 
-def _find_job(recording: str) -> str:
+def _agree_on_job(recording: str) -> str:
     """Return a random id that is the same on all ranks of this job; "" if their store cannot be used.
 
     A single rank has that of its recording.

@@ -17,9 +17,9 @@ from holdfast.capture.stored.observed import Array, build_copy
 from holdfast.capture.stored.segments import (
     Segment,
     advance_roots,
-    find_replacement,
     format_leaf,
     parse_leaf,
+    read_replacement,
     write_segment,
 )
 from holdfast.capture.stored.statistics import Unmeasured, measure_all
@@ -341,7 +341,7 @@ class Spool:
         """Commit a segment; returns None if the name of the run belongs to another recording by now."""
         overwrite = self._identity.overwrite
         for tries in range(_MAX_TRIES):
-            self._replaced = find_replacement(
+            self._replaced = read_replacement(
                 self._repo, segment, first=self._first, overwrite=overwrite, is_taken=tries > 0
             )
             if self._replaced:

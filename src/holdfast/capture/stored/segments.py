@@ -192,7 +192,7 @@ def pick_recording(segments: Sequence[Segment]) -> list[Segment]:
     return [segment for segment in ordered if is_of_run(segment)]
 
 
-def find_replacement(
+def read_replacement(
     repo: Repository, segment: Segment, *, first: int | None, overwrite: bool, is_taken: bool = False
 ) -> str:
     """Return why a recording must not commit a segment: its name belongs to another one by now; "" if it does not.

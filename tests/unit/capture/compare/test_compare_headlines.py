@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from holdfast.capture.compare.compare import diff_runs
-from holdfast.capture.compare.measure import find_fill
+from holdfast.capture.compare.measure import recognize_fill
 from holdfast.capture.compare.nan import find_nonfinite
 from holdfast.capture.record.options import LevelName
 from holdfast.capture.record.recorder import record
@@ -196,5 +196,5 @@ def test_a_tensor_of_one_value_that_is_not_finite_is_known_by_its_digest(dtype: 
         tensor = torch.full(shape, value).to(dtype)
         event = make_event(0, "x", shape=shape, dtype=str(dtype)[6:], digest=observe(tensor).digest())
 
-        assert find_fill(event) == ("NaN" if bool(tensor.float().isnan().all()) else "infinite")
-        assert find_fill(event._replace(digest=observe(torch.ones(shape).to(dtype)).digest())) == ""
+        assert recognize_fill(event) == ("NaN" if bool(tensor.float().isnan().all()) else "infinite")
+        assert recognize_fill(event._replace(digest=observe(torch.ones(shape).to(dtype)).digest())) == ""

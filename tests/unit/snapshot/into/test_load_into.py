@@ -71,7 +71,9 @@ class Rounding(Scaled):
     """Rounds what is copied into it, as a quantised weight does."""
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]  # the stub lacks a parameter that torch passes
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function is torch.ops.aten.copy_.default:
             args[0].payload.copy_(args[1].round())
             return args[0]
