@@ -21,7 +21,7 @@ EXIT_STATUS: Final = 120
 errors at exit, for example if standard output cannot be flushed."""
 
 Act = Callable[[], object]
-Stage = Literal["work", "uploads", "threads"]
+ExitStage = Literal["work", "uploads", "threads"]
 """When an act is called: first; when all work is done, since it commits what is uploaded; when all threads have ended
 that are not daemons, since they may use the others."""
 
@@ -53,10 +53,10 @@ class _Stages:
     """The acts of all stages."""
 
     def __init__(self) -> None:
-        self._stages: Final[dict[Stage, _Acts]] = {"work": _Acts(), "uploads": _Acts(), "threads": _Acts()}
+        self._stages: Final[dict[ExitStage, _Acts]] = {"work": _Acts(), "uploads": _Acts(), "threads": _Acts()}
         self._is_registered = False
 
-    def add(self, act: Act, stage: Stage) -> Act:
+    def add(self, act: Act, stage: ExitStage) -> Act:
         if not self._is_registered:
             atexit.register(self._stages["threads"].run)
             before_threads_end: Callable[[Act], None] = threading._register_atexit  # type: ignore[attr-defined]  # not public
@@ -70,7 +70,7 @@ class _Stages:
 _STAGES: Final = _Stages()
 
 
-def before_exit(act: Act, *, stage: Stage = "work") -> Act:
+def before_exit(act: Act, *, stage: ExitStage = "work") -> Act:
     """Call `act` before the interpreter exits, in `stage`, the newest first; return a function that cancels this.
 
     If `act` raises, its error is shown like an uncaught error, and the process exits with EXIT_STATUS. A forked child

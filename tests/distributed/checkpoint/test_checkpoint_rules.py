@@ -242,7 +242,7 @@ RULES = {
     "nothing changes unless it fits on all ranks": Rule(
         load_misfit, 2,
         {("Mismatch", (0.0,) * 3), ("Mismatch", (0.0,) * 4)}, {("RankError", (1.0,) * 3), ("Mismatch", (0.0,) * 4)},
-        checkpoint, "_agree_on_problems", lambda name, problems, ranks: None,
+        checkpoint, "_agree_on_problems", lambda name, ranks, problems: None,
     ),
     "ranks read no more than they need": Rule(
         load_part, 3, {True}, {False}, places, "find_shard_target", lambda *args: None,

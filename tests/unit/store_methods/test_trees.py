@@ -20,6 +20,7 @@ from holdfast.opening import open as open_store
 from holdfast.query.lineage import LineageLog
 from holdfast.repo.format.layout import PACKS
 from holdfast.repo.upkeep.collect import Rules
+from tests.kit.hooking import Hook
 from tests.kit.saving import keys
 
 
@@ -204,22 +205,17 @@ def test_saving_and_loading_leave_no_files_open(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
-def test_an_error_after_everything_was_loaded_lists_it_as_overwritten(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_after_everything_was_loaded_lists_it_as_overwritten(store: Store, hook: Hook) -> None:
     store.save("x", {"w": noise(4)})
     target = {"w": torch.zeros(4)}
-    calls = []
 
     def fail(self: LineageLog, snapshot: object) -> None:
-        calls.append(snapshot)
         raise MemoryError
 
-    monkeypatch.setattr(LineageLog, "note_loaded", fail)
+    hook(LineageLog, "note_loaded", fail)
 
     with pytest.raises(MemoryError) as caught:
         store.load_into("x", target)
 
-    assert len(calls) == 1
     assert torch.equal(target["w"], noise(4))
     assert vars(caught.value)["overwritten"] == ("w",)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import torch.distributed as dist
@@ -217,20 +218,14 @@ def load_into_together(
         )
         with Opened(reader) as opened:
 
-            def agree(problems: Sequence[str]) -> None:
-                _agree_on_problems(record.name, problems, ranks)
-
-            def step(act: Callable[[], None]) -> None:
-                ranks.barrier("read", act)
-
             def load(replica_exchange: ReplicaExchange | None) -> Any:
                 return load_into(
                     opened,
                     tree,
                     options,
                     types,
-                    agree=agree,
-                    step=step,
+                    agree=partial(_agree_on_problems, record.name, ranks),
+                    step=partial(ranks.barrier, "read"),
                     locate=chunk_exchange.locate,
                     exchange=replica_exchange,
                     journal=journal,
@@ -269,7 +264,7 @@ def _agree_on_record(
     return found[0]
 
 
-def _agree_on_problems(name: str, problems: Sequence[str], ranks: Collectives) -> None:
+def _agree_on_problems(name: str, ranks: Collectives, problems: Sequence[str]) -> None:
     """Raise Mismatch on all ranks if any rank has problems; each line names the ranks that have the problem."""
     by_rank = ranks.all_gather("fit", lambda: list(problems))
     by_text: dict[str, list[int]] = {}

@@ -15,6 +15,7 @@ from holdfast.compile_cache.bundle import compiler as module
 from holdfast.compile_cache.bundle.compiler import BundleCompiler
 from holdfast.compile_cache.bundle.guards import SHARED_NAMES, GuardLanguage
 from holdfast.compile_cache.inductor import CompiledGraph
+from tests.kit.hooking import Hook
 
 COMPILER = BundleCompiler(GuardLanguage(SHARED_NAMES))
 GRAPH = torch.fx.GraphModule({}, torch.fx.Graph())
@@ -84,9 +85,7 @@ def _raise(error: Exception) -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize("kind", [RestartAnalysis, SkipFrame, *exceptions_allowed_to_be_fallback])
-def test_an_error_for_dynamo_is_passed_on_after_one_attempt(
-    monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
-) -> None:
+def test_an_error_for_dynamo_is_passed_on_after_one_attempt(hook: Hook, kind: type[Exception]) -> None:
     error = kind(*["a reason"] * (kind in exceptions_allowed_to_be_fallback))
     attempts = []
 
@@ -94,7 +93,7 @@ def test_an_error_for_dynamo_is_passed_on_after_one_attempt(
         attempts.append(1)
         raise error
 
-    monkeypatch.setattr(module, "compile_plainly", fail)
+    hook(module, "compile_plainly", fail)
 
     with pytest.raises(kind):
         _compile()
