@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -200,3 +202,42 @@ def test_a_disk_that_fills_up_for_one_rank_fails_the_save_of_all(world: World, t
             assert outcome.kind == "CommitUnknown" or held == (1.0 if outcome.kind else 2.0), (at, outcome)
             assert outcome.kind != "RankError" or outcome.failures == {victim: "StoreFull"}, (at, outcome)
         assert len({outcome.kind for _, outcome, _ in told}) == 1
+
+
+PLACES: Final = ("a copy of the store", "another store", "no store")
+
+
+def use_other_places(rank: int, folder: Path) -> dict[str, dict[str, tuple[ActOutcome, bool]]]:
+    """Save and load with a store of its own on one rank; return how each ended, and if the bytes are those saved."""
+    with holdfast.open(folder / "right") as store:
+        store.save("run", make_tree(1.0))
+        if rank == ODD:
+            shutil.copytree(folder / "right", folder / PLACES[0])
+        with holdfast.open(folder / PLACES[1]) as other:
+            other.save("run", make_tree(1.0))
+        dist.barrier()
+        found: dict[str, dict[str, tuple[ActOutcome, bool]]] = {}
+        for place_name in PLACES:
+            with holdfast.open(folder / (place_name if rank == ODD else "right")) as mine:
+                tree, ends = make_tree(), found.setdefault(place_name, {})
+                ended = report_outcome(partial(call, mine, "load_into", ("run", tree, {})))
+                ends["load_into"] = ended, float(tree["plain"].mean()) == (2.0 if ended.kind else 1.0)
+                ended = report_outcome(partial(call, mine, "save", passing(name="new")()))
+                dist.barrier()
+                ends["save"] = ended, "new" not in mine
+            ended = report_outcome(lambda: store.load_into("run", make_tree(), timeout_s=PATIENCE_S) and None)
+            found[place_name]["after"] = ended, True
+        return found
+
+
+def test_ranks_with_stores_at_different_places_save_nothing_and_load_no_wrong_byte(
+    world: World, tmp_path: Path
+) -> None:
+    results = world(2)(use_other_places, tmp_path)
+
+    for found in results:
+        for place_name, ends in found.items():
+            assert ends["save"][0].kind in ("NotShared", "RankError"), (place_name, ends)
+            assert all(is_right for _, is_right in ends.values()), (place_name, ends)
+            assert ends["after"][0].kind == "", (place_name, ends)
+        assert found["no store"]["load_into"][0].kind == "RankError"
