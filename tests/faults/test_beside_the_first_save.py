@@ -126,7 +126,7 @@ def _iter_meetings(call: Callable[[Store, Path], Any], folder: Path) -> Iterator
             shutil.rmtree(folder / made, ignore_errors=True)
 
 
-@pytest.mark.parametrize("name", METHODS.keys() - {"export_async", "publish"})
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - {"export_async", "publish"}))
 def test_no_method_finds_damage_when_the_first_save_comes_at_any_moment(name: str, folder: Path) -> None:
     assert {complaint for _, complaint in _iter_meetings(METHODS[name], folder)} == {""}
 
