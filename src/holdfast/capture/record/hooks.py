@@ -172,8 +172,9 @@ class ModuleHooks:
     def iter_missing(self) -> Iterator[str]:
         """Yield the modules whose hooks other code has removed, in this step or before."""
         yield from (each.name for each in self._handles if not each.is_present)
-        # A module that was compiled since then calls its hooks in compiled code, where they observe nothing.
-        yield from (each.fqn or "the model" for each in self._installed if each.is_compiled_again)
+        if self._observer.options.compiled == "boundary":
+            # A module that was compiled since then calls its hooks in compiled code, where only taps observe.
+            yield from (each.fqn or "the model" for each in self._installed if each.is_compiled_again)
         for find_output, version, name, handle in self._on_outputs:
             output = find_output()
             # An operation in place moves the hooks to what the output was computed by.

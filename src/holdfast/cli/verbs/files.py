@@ -211,10 +211,10 @@ def _find_plain(reader: SnapshotReader, only: str | None) -> list[str]:
 
 def _iter_plain(reader: SnapshotReader) -> Iterator[Leaf]:
     """Yield the plain values of a tree."""
-    from holdfast.trees.outline import iter_leaves
-
     spec = reader.manifest.spec
     if isinstance(spec, dict) and _TREE in spec:
+        from holdfast.trees.outline import iter_leaves
+
         yield from (leaf for leaf in iter_leaves(spec[_TREE]) if not leaf.tag.startswith("@"))
 
 
