@@ -47,7 +47,7 @@ class Speechless(Exception):
 
 
 class OwnBaseException(BaseException):
-    """Is caught by no `except Exception`, like torch's CheckpointException, and does not ask the process to end."""
+    """Is caught by no `except Exception`, like torch's CheckpointException."""
 
 
 ERRORS: dict[str, Callable[[], BaseException]] = {
@@ -61,8 +61,8 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "CheckpointException": lambda: CheckpointException("it is wrong", {}),
     "GeneratorExit": lambda: GeneratorExit("it is wrong"),
 }
-STOPS = ("SystemExit", "KeyboardInterrupt")
-"""Errors that end a process: their own rank raises them as they are."""
+STOPS = ("SystemExit", "KeyboardInterrupt", "GeneratorExit", "OwnBaseException", "CheckpointException")
+"""Errors that are no Exception: their own rank raises them as they are."""
 KINDS = ["reduce_scatter", "all_reduce", "all_gather", "broadcast"]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_process_group_store
@@ -24,8 +24,6 @@ from holdfast.distributed.talk.store_thread import StoreThread, StoreThreadLost,
 from holdfast.errors import RankError, RankFailure, Unsupported
 from holdfast.texts import add_note
 
-_STOPS: Final = (KeyboardInterrupt, SystemExit)
-"""Errors that ask the process to end: as a RankError, which is an Exception, they could be caught by accident."""
 Map = Callable[[], Any]
 Reduce = Callable[[list[Any]], Any]
 _Give = Callable[[], list[wire.Frame]]
@@ -39,9 +37,9 @@ class Collectives:
 
     All ranks must make the same calls in the same order, from one thread; `step` names each call. To make two calls at
     the same time, use two `Collectives` with different names or topics. Values are plain (see `wire.encode`) and are
-    returned as copies. If one rank fails or dies, all ranks raise RankError; only KeyboardInterrupt and SystemExit are
-    raised as they are on their own rank, after the others were told, so that the process ends. The next call works
-    again if all ranks are alive. Use it in a `with`: an error raised inside is then reported to the other ranks.
+    returned as copies. If one rank fails or dies, all ranks raise RankError. What is not an Exception, such as
+    KeyboardInterrupt and SystemExit, is raised as it is on its own rank, after the others were told. The next call
+    works again if all ranks are alive. Use it in a `with`: an error raised inside is then reported to the other ranks.
 
     Saves and loads use `broadcast`, `all_gather`, `all_reduce`, `all_to_all` and `barrier`. The methods that end in
     `_object`, `reduce_scatter` and `all_gather_keys` are for users only: they replace those of torch's `_DistWrapper`
@@ -347,7 +345,7 @@ class Collectives:
         if noticed is not None and _comes_from(error, noticed):
             self._rounds.finish()
             self._known = error
-            if not isinstance(error, _STOPS) and error is not noticed:
+            if isinstance(error, Exception) and error is not noticed:
                 self._known = RankError(str(noticed), step=step, failures=noticed.failures)
                 raise self._known from error
             return
@@ -355,10 +353,11 @@ class Collectives:
         failures = [own]
         with suppress(StoreThreadLost):
             failures = self._rounds.fail(own)
-            if isinstance(error, _STOPS) and self.world_size > 1:
+            if not isinstance(error, Exception) and self.world_size > 1:
                 add_note(error, f"step {step!r}: the other ranks were told, and raise RankError")
         self._known = error
-        if not isinstance(error, _STOPS):
+        # Others, such as KeyboardInterrupt, stay as they are: a RankError could be caught by accident.
+        if isinstance(error, Exception):
             self._known = self._make_error(step, failures)
             raise self._known from error
 

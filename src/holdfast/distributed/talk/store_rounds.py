@@ -325,10 +325,16 @@ class StoreRounds:
         """End the collectives in which other ranks wait for this one: when it has left, they could not tell why."""
 
         def end(store: Store) -> None:
-            for other, call_id in withdraw_mismatched(store, self._call_id, missing, rank=self._rank).items():
-                failure = describe_mismatch(self._rank, self._call_id.topic, other, call_id.topic)
+            found = withdraw_mismatched(store, self._call_id, missing, rank=self._rank)
+            for other, call_id in found.items():
+                elsewhere = {self._rank: self._call_id, **found}
+                failures = [
+                    describe_mismatch(rank, call.topic, other, call_id.topic)
+                    for rank, call in elsewhere.items()
+                    if call.number != call_id.number
+                ]
                 counter = f"{call_id.prefix}0/f"
-                write_message(store, f"{counter}/{store.add(counter, 1)}", encode_failures([failure]))
+                write_message(store, f"{counter}/{store.add(counter, 1)}", encode_failures(failures))
                 store.compare_set(f"{call_id.prefix}0/v", "", f"{_FAILED} {self._rank}")
 
         self._thread.call(end)
