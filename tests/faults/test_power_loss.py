@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from holdfast.errors import Corrupt, NotAStore, NotFound
+from holdfast.errors import NotAStore, NotFound
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.format.chunk import RAW
 from holdfast.repo.handle.config import read_config
@@ -152,7 +152,7 @@ def _nothing(_disk: SimulatedDisk) -> None:
 def _collect(disk: SimulatedDisk) -> None:
     """Collect alone: the leases of dead processes are removed, so that what they have committed counts as settled."""
     disk.close_all()
-    with suppress(Corrupt):  # there may be no store yet
+    with suppress(NotAStore):  # there may be no store yet
         collect(open_disk(disk))
 
 
