@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -38,15 +37,6 @@ class Bomb:
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         return Path.touch, (self.target,)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A directory that every user can reach, unlike pytest's own; only root can write to it."""
-    made = Path(tempfile.mkdtemp(prefix="holdfast-"))
-    made.chmod(0o755)
-    yield made
-    shutil.rmtree(made)
 
 
 def open_by_acl(path: Path) -> None:

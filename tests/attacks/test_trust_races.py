@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -32,15 +31,6 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as 
 
 FORGED: Final = b"code of the second user"
 SYSTEM_CALLS: Final = ("open", "stat", "lstat", "fstat", "readlink", "listdir", "getxattr", "preadv")
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A directory that every user can reach, unlike pytest's own; only root can write to it."""
-    made = Path(tempfile.mkdtemp(prefix="holdfast-"))
-    made.chmod(0o755)
-    yield made
-    shutil.rmtree(made)
 
 
 @pytest.fixture

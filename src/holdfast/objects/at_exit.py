@@ -1,4 +1,4 @@
-"""What is done before the interpreter exits: wait for work in the background, and fail if nobody saw its error.
+"""What is done before the interpreter exits: wait for work in the background, and exit with 120 if it failed unnoticed.
 
 Work is waited for by callbacks of `threading._register_atexit`, as in the thread pools of the standard library. The
 callbacks of `atexit` run later, and no thread can be started by then.

@@ -154,7 +154,7 @@ class Follower:
                 verify_alive = ranks.watch_others()
 
                 def stay() -> None:
-                    # Rank 0 may wait for ever: nobody else would report that a rank is lost meanwhile.
+                    # Rank 0 may wait without end; the other ranks learn only from it that a rank is lost.
                     ranks.beat()
                     ranks.check_failures()
                     verify_alive()

@@ -169,7 +169,7 @@ class Recorder:
     def _clear_name(self) -> None:
         rank, world = _find_rank()
         segments = (segment for segment, _ in iter_segments(self._repo, self.name))
-        # Other ranks delete their own segments. Those of an earlier run of more ranks have nobody else to delete them.
+        # Other ranks delete their own segments. Those of ranks that only an earlier run had are deleted here.
         found = [segment for segment in segments if segment.rank == rank or segment.rank >= world]
         if found and not self._options.overwrite:
             raise NameInUse(

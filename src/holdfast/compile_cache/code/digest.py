@@ -204,7 +204,7 @@ class CodeWalk:
             self._add_registered(kind)
 
     def _add_registered(self, kind: abc.ABCMeta) -> None:
-        """Add the classes that `ABC.register` has made subclasses of an abstract class, which `isinstance` asks for."""
+        """Add the classes that `ABC.register` has made subclasses of an abstract class, which `isinstance` looks up."""
         subclasses: list[type] = kind.__subclasses__()
         for subclass in subclasses:
             if isinstance(subclass, abc.ABCMeta):

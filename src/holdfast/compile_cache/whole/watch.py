@@ -20,7 +20,7 @@ class Watch:
         self._empty: list[Sized] = []
         self._reads: list[tuple[Mapping[str, object], str, object]] = []
         self._objects: list[tuple[object, ValueParts]] = []
-        # Changes whenever `ABC.register` makes a class a subclass of another, which `isinstance` asks for.
+        # Changes whenever `ABC.register` makes a class a subclass of another, which `isinstance` looks up.
         self._token = get_cache_token()
 
     def add_state(self, state: Mapping[str, object]) -> None:

@@ -309,7 +309,7 @@ def _read_below(store: ObjectStore, stem: str, generation: int) -> Fields | None
 def read_deleted(store: ObjectStore, deletion: Newest) -> CommittedSnapshot | None:
     """Return the snapshot that a user deleted with the newest record of a name; None if the store cannot tell.
 
-    It cannot if the record below was collected, and if a save may have withdrawn that one: nobody deleted it then.
+    It cannot if the record below was collected, and if a save may have withdrawn that one: no user deleted it then.
     """
     for generation in range(deletion.generation - 1, -1, -1):
         try:
