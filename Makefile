@@ -26,7 +26,7 @@ EXAMPLES := --hypothesis-profile=$(if $(SLOW),ci-slow,ci)
 JOBS := auto
 SHARED := -n $(JOBS) --maxprocesses 4 --dist loadfile
 
-.PHONY: help setup demo test device-test gpu-test servers check matrix bench docs site dist
+.PHONY: help setup demo test test-slow test-slice device-test gpu-test servers check matrix bench docs site dist
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,12 @@ demo: $(READY) ## train, kill, resume bit-exactly, fine-tune; 2 ranks save, 1 an
 # Threads of torch that have nothing to do would spin on the cores that other tests need.
 test: $(READY_INTEGRATIONS) ## run the tests but those of `make check` (SLOW=1: slow ones too; JOBS=0: in one process; ARGS=... for pytest)
 	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(EXAMPLES) $(SHARED) $(NOT_SLOW) $(if $(ARGS),$(ARGS),--ignore=tests/architecture)
+
+test-slow: $(READY_SERVERS) ## run all slow tests, folder by folder, and record them in tests/slow/last_run.md: hours (ARGS=tests/faults: that one)
+	@$(BIN)/python -m tests.slow.run --jobs $(JOBS) whole $(ARGS)
+
+test-slice: $(READY_SERVERS) ## run the slice of the slow tests that the hash of HEAD chooses (NUMBER=3: that one)
+	@$(BIN)/python -m tests.slow.run --jobs $(JOBS) slice $(if $(NUMBER),--number $(NUMBER))
 
 device-test: $(READY_DEVICE) ## test the kernels that hash on a GPU, without one: interpreted, and compiled for two GPUs: about three minutes
 	@TRITON_INTERPRET=1 PYTHONPATH=$(DEVICE_PACKAGES) $(BIN)/python -m pytest -q --hypothesis-profile=ci $(DEVICE_TESTS)
