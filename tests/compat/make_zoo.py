@@ -18,7 +18,6 @@ from tests.kit.saving import (
     keys,
     misplaced_keys,
     new_repo,
-    noise,
     pack_of,
     record_key,
     replace_object,
@@ -28,8 +27,15 @@ from tests.kit.saving import (
 from tests.kit.standing import put_mark
 
 ZOO: Final = HERE / "zoo"
-CONTENT: Final = {"x": noise(1500, 1), "tiny": b"inline"}
-SOUND: Final = {"y": noise(1500, 2)}
+
+
+def _random_bytes(size_bytes: int, seed: int) -> bytes:
+    """Return bytes that the stored zoo has: they never change."""
+    return random.Random(seed).randbytes(size_bytes)
+
+
+CONTENT: Final = {"x": _random_bytes(1500, 1), "tiny": b"inline"}
+SOUND: Final = {"y": _random_bytes(1500, 2)}
 
 
 def make_sound() -> Repository:
@@ -101,7 +107,7 @@ CASES: Final[dict[str, Callable[[Repository], object]]] = {
     "misplaced-record": lambda repo: _move(repo, record_key("hit"), misplaced_keys("hit")[0]),
     "missing-config": _lose_config,
     "swapped-packs": _swap_packs,
-    "index-garbage": lambda repo: replace_object(repo.store, keys(repo.store, INDEX)[0], noise(500, 3)),
+    "index-garbage": lambda repo: replace_object(repo.store, keys(repo.store, INDEX)[0], _random_bytes(500, 3)),
     "abandoned-lease": _abandon,
     "pending-mark": lambda repo: put_mark(repo.store, [_pack(repo)]),
     "superseded": _overwrite,

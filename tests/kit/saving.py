@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from contextlib import AbstractContextManager
 from itertools import chain, repeat
 from typing import TypedDict
 
+import numpy as np
 from typing_extensions import Unpack
 
 from holdfast.digest import Buffer, Digest, fingerprint, hash_bytes
@@ -71,7 +71,7 @@ def read_entries(repo: Repository, name: str) -> dict[str, Entry]:
 
 def noise(size_bytes: int, seed: int = 0) -> bytes:
     """Return bytes that nothing else holds, the same for the same seed."""
-    return random.Random(seed).randbytes(size_bytes)
+    return np.random.default_rng(seed).bytes(size_bytes)
 
 
 def keys(store: ObjectStore, prefix: str) -> list[str]:
