@@ -22,9 +22,9 @@ AZURITE := azurite@3.35.0
 CODE := $(wildcard src tests docs bench examples attacks release)
 NOT_SLOW := $(if $(SLOW),,-m "not slow")
 EXAMPLES := --hypothesis-profile=$(if $(SLOW),ci-slow,ci)
-# One process for each core, at most four. The tests of a file share fixtures, so they run in one process.
+# auto: one process more than there are cores, see tests/conftest.py.
 JOBS := auto
-SHARED := -n $(JOBS) --maxprocesses 4 --dist loadfile
+SHARED := -n $(JOBS) --maxprocesses 4 --dist worksteal
 
 .PHONY: help setup demo test test-slow test-slice device-test gpu-test servers check matrix bench docs site dist
 

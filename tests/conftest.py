@@ -47,6 +47,11 @@ settings.register_profile(
 settings.load_profile("dev")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the number of processes for `-n auto`: one more than there are cores, because some tests wait."""
+    return (os.cpu_count() or 1) + 1
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _leave_no_process_group() -> Iterator[None]:
     """Fail the file that leaves a process group: the tests of later files would run as its rank 0, and fail instead."""

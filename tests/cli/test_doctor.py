@@ -15,6 +15,7 @@ from holdfast.objects.local.probe import DirectoryFacts, probe_directory
 from holdfast.tensors.device_digest import choice
 from holdfast.tensors.device_digest.choice import BackendChoice
 from tests.cli.runs import Cli, digest_tree, flip
+from tests.kit.on_disk import tmp_path  # noqa: F401 - a fixture
 from tests.kit.standing import put_mark
 
 

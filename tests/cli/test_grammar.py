@@ -11,6 +11,7 @@ import pytest
 from docs.generate import iter_verbs
 from holdfast.cli.main import build_parser
 from tests.cli.runs import Cli
+from tests.kit.on_disk import tmp_path  # noqa: F401 - a fixture
 
 HEAVY: Final = {"torch", "numpy", "rich", "pathlib", "urllib.parse"}
 PROGRAM: Final = (

@@ -37,7 +37,7 @@ class NotRun(Exception):
 def plan_runs(jobs: str) -> list[list[str]]:
     """Return the arguments of each run of pytest that the core suites need."""
     left_out = [f"--ignore={path}" for path in LEFT_OUT if path.startswith(CORE)]
-    shared = ["-n", jobs, "--maxprocesses", "4", "--dist", "loadfile"]
+    shared = ["-n", jobs, "--maxprocesses", "4", "--dist", "worksteal"]
     default = [*CORE, *left_out, "-m", "not slow", "--continue-on-collection-errors", *shared]
     return [default, [*SLOW, "-m", "slow"]]
 

@@ -68,7 +68,7 @@ def run_tests(arguments: Sequence[str], jobs: str) -> SlowRun:
         selected.write_text("\n".join(arguments), encoding="utf-8")
         common = ["-m", "slow", "-o", f"cache_dir={folder}/cache", "-o", "junit_family=xunit1", f"@{selected}"]
         first, second = Path(folder, "first.xml"), Path(folder, "second.xml")
-        _run(["-n", jobs, "--maxprocesses", "4", "--dist", "loadfile", f"--junitxml={first}", *common])
+        _run(["-n", jobs, "--maxprocesses", "4", "--dist", "worksteal", f"--junitxml={first}", *common])
         outcome, seconds = read_report(first), read_seconds(first)
         unstable: list[str] = []
         failed = outcome.failed

@@ -1,16 +1,3 @@
-"""Tests of local stores have their files on a disk, not in memory: unbuffered reads and attributes differ there."""
+"""Tests of local stores have their files on a disk."""
 
-from __future__ import annotations
-
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    """A directory where the system has temporary files; removed after the test."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
-        yield Path(folder)
+from tests.kit.on_disk import tmp_path  # noqa: F401 - a fixture
