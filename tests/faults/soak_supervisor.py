@@ -43,7 +43,11 @@ class Plan:
     logs: str
     roles: list[str]
     acts: int
-    """How many acts have to be acknowledged in the logs, at least; the run ends when they are."""
+    """How many acts have to be acknowledged in the logs, at least."""
+    kills: int
+    """How many workers have to be killed, at least."""
+    collections: int
+    """How many collections have to be acknowledged, at least. The run ends when all three numbers are reached."""
     pause_acts: tuple[int, int]
     """How many are acknowledged between two kills, at least and at most; the load of the machine changes nothing."""
     pause_cpu_s: float = 0.1
@@ -153,15 +157,16 @@ def fork(plan: Plan, slot: int, life: int) -> int:
 
 
 class Logs:
-    """Counts the acts that are acknowledged in the logs of all workers."""
+    """Counts the acts, and the collections among them, that are acknowledged in the logs of all workers."""
 
     def __init__(self, folder: str, workers: int) -> None:
         self._paths = [Path(folder, f"{slot}.log") for slot in range(workers)]
         self._read_bytes = [0] * workers
-        self._count = 0
+        self.acts = 0
+        self.collections = 0
 
-    def count_acts(self) -> int:
-        """Return how many acts have been acknowledged so far."""
+    def read(self) -> None:
+        """Count what was acknowledged since the last call."""
         for slot, path in enumerate(self._paths):
             if not path.exists():
                 continue
@@ -169,8 +174,8 @@ class Logs:
                 file.seek(self._read_bytes[slot])
                 lines, newline, _ = file.read().rpartition(b"\n")
             self._read_bytes[slot] += len(lines + newline)
-            self._count += sum(line.startswith((b"done", b"did")) for line in lines.splitlines())
-        return self._count
+            self.acts += sum(line.startswith((b"done", b"did")) for line in lines.splitlines())
+            self.collections += sum(line.startswith(b"did collect") for line in lines.splitlines())
 
 
 class Workers:
@@ -192,7 +197,12 @@ class Workers:
 
     def count_acts(self) -> int:
         """Return how many acts all workers have acknowledged."""
-        return self._logs.count_acts()
+        self._logs.read()
+        return self._logs.acts
+
+    def has_done(self, acts: int, collections: int) -> bool:
+        """Return whether the workers have acknowledged so many acts, and so many collections among them."""
+        return self.count_acts() >= acts and self._logs.collections >= collections
 
     def wait(self, acts: int, cpu_s: float) -> None:
         """Let them do so many acts, then work for so long; not for ever, for all of them may wait for something."""
@@ -243,7 +253,7 @@ def supervise(plan: Plan) -> int:
     os.makedirs(plan.logs, exist_ok=True)
     workers = Workers(replace(plan, expire_s=plan.expire_s * measure_slowness()))
     killed = 0
-    while workers.count_acts() < plan.acts:
+    while killed < plan.kills or not workers.has_done(plan.acts, plan.collections):
         workers.wait(chance.randint(*plan.pause_acts), chance.uniform(0, plan.pause_cpu_s))
         workers.replace(chance.randrange(len(workers)))
         killed += 1

@@ -19,6 +19,7 @@ from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore
 from tests.cli.every_verb import IMPORTING, READING, WITH_TORCH, WRITING, make_files
 from tests.faults.hooked_store import HookedStore
+from tests.kit.on_disk import tmp_path  # noqa: F401 - a fixture
 from tests.kit.scripted_files import Scripted
 
 TREE: Final = {"x": 1, "y": [2, 3]}
@@ -77,7 +78,7 @@ def test_the_table_has_every_method_of_a_store() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: F811
     """The current directory, with files to import."""
     monkeypatch.chdir(tmp_path)
     make_files(tmp_path)

@@ -123,9 +123,9 @@ def judge(plan: Plan, told: Told) -> dict[str, int]:
 @pytest.mark.slow
 def test_after_many_kills_of_whoever_does_everything_gc_brings_the_disk_down(tmp_path: Path) -> None:
     places = str(tmp_path / "store"), str(tmp_path / "logs")
-    plan = Plan(*places, ["mixed"], acts=300, pause_acts=(0, 4), seed=7)
+    plan = Plan(*places, ["mixed"], acts=300, kills=60, collections=10, pause_acts=(0, 4), seed=7)
     told, killed = run(plan)
-    assert killed > 60
+    assert killed >= 60
     assert told.counts["done"] > 100, told.counts
     figures = judge(plan, told)
     assert figures["after gc"] <= figures["before"]
@@ -135,10 +135,10 @@ def test_after_many_kills_of_whoever_does_everything_gc_brings_the_disk_down(tmp
 def test_two_collectors_and_four_writers_under_fire_lose_nothing(acts: int, tmp_path: Path) -> None:
     roles = ["write"] * 4 + ["collect"] * 2
     places = str(tmp_path / "store"), str(tmp_path / "logs")
-    plan = Plan(*places, roles, acts=acts, pause_acts=(2, 12), seed=11)
+    plan = Plan(*places, roles, acts=acts, kills=acts // 20, collections=acts // 100, pause_acts=(2, 12), seed=11)
     told, killed = run(plan)
-    assert killed > acts / 20
+    assert killed >= acts // 20
     assert told.counts["done"] > acts / 2, told.counts
-    assert told.counts["did collect"] > acts / 100, told.counts
+    assert told.counts["did collect"] >= acts // 100, told.counts
     figures = judge(plan, told)
     assert figures["after gc"] < figures["before"]
