@@ -7,8 +7,6 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.moved import install
-
 if TYPE_CHECKING:
     from holdfast.compiling import compile
     from holdfast.distributed.checkpoint.training import TrainingState, training_state
@@ -121,8 +119,6 @@ _HOME: Final = {
     "shard": "holdfast.tensors.sharding.sharded",
     "training_state": "holdfast.distributed.checkpoint.training",
 }
-
-install()
 
 
 class _Package(ModuleType):

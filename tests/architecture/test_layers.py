@@ -16,7 +16,7 @@ from tests.architecture.sources import Import, Source, iter_imports, parse_sourc
 # Every top-level module or folder of the package stands here or in ASIDE: a new one is a decision, made here.
 LAYERS: Final = (
     ("errors",),
-    ("progress", "digest", "json_text", "lru", "texts", "moved"),
+    ("progress", "digest", "json_text", "lru", "texts"),
     ("display",),
     ("objects",),
     ("repo",),
@@ -35,9 +35,6 @@ LAYERS: Final = (
     ("cli",),
 )
 LEVEL: Final = {name: level for level, names in enumerate(LAYERS) for name in names}
-
-# What the public face loads at once, because it must be there before the first import of another module.
-FACE_LOADS: Final = {"holdfast.moved"}
 
 # The same rule inside a package: its sub-packages and the modules beside them, low to high. "*" stands for the modules
 # beside them that have no line of their own. Names on one line stay apart, but "*" is one room.
@@ -143,7 +140,6 @@ HOME_OF_NAME: Final[dict[str, set[str]]] = {
     # an operator imports when it runs: their code is part of a key.
     "import_module": {
         "__init__.py",
-        "moved.py",
         "compile_cache/bundle/generated.py",
         "compile_cache/code/digest.py",
         "compile_cache/inductor.py",
@@ -216,7 +212,7 @@ def _check_import(source: Source, found: Import) -> Iterator[str]:
 
 def _check_layer(source: Source, found: Import) -> Iterator[str]:
     if source.unit == "":
-        if not found.typing_only and found.module not in FACE_LOADS:
+        if not found.typing_only:
             yield f"the public face loads {found.full} at once"
         return
     target = [*found.full.split("."), ""][1]

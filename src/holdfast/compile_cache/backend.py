@@ -6,7 +6,6 @@ import functools
 import logging
 import os
 import threading
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, TypedDict
 
@@ -41,7 +40,6 @@ class CompilerOptions(TypedDict, total=False):
     versions: Mapping[str, str] | None
     wait_s: float
     import_in_background: bool
-    import_behind: bool
 
 
 def make_compiler(
@@ -55,7 +53,6 @@ def make_compiler(
     versions: Mapping[str, str] | None = None,
     wait_s: float = WAIT_S,
     import_in_background: bool = False,
-    import_behind: bool = False,
 ) -> Compiler:
     """Make a backend for `torch.compile` that stores compiled graphs in a repository.
 
@@ -72,7 +69,6 @@ def make_compiler(
         wait_s: how long to wait for another process that is compiling the same graph, in seconds.
         import_in_background: import torch's compiler in a background thread, which saves about a second while the
             model loads. Concurrent imports of the same modules can fail, so import no other part of torch at that time.
-        import_behind: the former name of `import_in_background`; deprecated.
     """
     # Here and not when dynamo calls: a torch that is not known may wrap errors of backends.
     if strict and (unsupported := inductor.find_unsupported()):
@@ -81,10 +77,7 @@ def make_compiler(
         repo, trust=Trust(secret=read_secret(key_file), everything=trust), waiting=WaitOptions(wait_s=wait_s)
     )
     compiler = Compiler(cache, options=inductor.read_options(mode, options), strict=strict, versions=versions)
-    if import_behind:
-        text = "import_behind is now called import_in_background"
-        warnings.warn(text, DeprecationWarning, stacklevel=3)
-    if import_in_background or import_behind:
+    if import_in_background:
         threading.Thread(target=inductor.find_obstacle, name="holdfast-import", daemon=True).start()
     return compiler
 

@@ -348,18 +348,6 @@ def test_the_compiler_of_torch_is_imported_in_the_background(repo: Repository, m
     assert imported.wait(PATIENCE_S)
 
 
-def test_the_former_name_of_import_in_background_works_and_warns(
-    repo: Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    imported = threading.Event()
-    monkeypatch.setattr(inductor, "find_obstacle", imported.set)
-
-    with pytest.warns(DeprecationWarning, match="now called import_in_background"):
-        make_compiler(repo, import_behind=True)
-
-    assert imported.wait(PATIENCE_S)
-
-
 def test_a_deep_copy_of_a_compiler_is_the_compiler_itself(repo: Repository) -> None:
     compiler = make_compiler(repo)
 
