@@ -177,6 +177,6 @@ def is_halted(pid: int) -> bool:
     """Return whether a process is dead or stopped."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends between the open and the read
         return True
     return stat.rpartition(")")[2].split()[0] in "TtZX"

@@ -204,14 +204,14 @@ def _forget_rank(self: Any, ranks: Any, root: Any, parts: Any) -> None:
     self.heads = self._make_heads()
 
 
-def _read_all_parts(store: Any, ref: Any, ranks: Any) -> Any:
+def _read_all_parts(store: Any, ref: Any, ranks: Any, *, name: str) -> Any:
     manifests = read_manifests(store, ref)
     return ChunkExchange(ranks, manifests.root, dict(enumerate(manifests.parts)))
 
 
 RULES = {
     "a path that is local to each node is refused": Rule(
-        save_at_each_node, 2, {("RankError", "NotFound")}, {("", "NotFound")},
+        save_at_each_node, 2, {("RankError", "NotFound")}, {("", "SnapshotGone")},
         Transaction, "_verify_shared", lambda self, locks: None,
     ),
     "every tensor is stored exactly once": Rule(
@@ -237,7 +237,7 @@ RULES = {
     "ranks that open different snapshots are told so": Rule(
         load_different, 2,
         {("Mismatch", (0.0,) * 3)}, {("", (0.0,) * 3)},
-        checkpoint, "_agree_on_record", lambda find, ranks: find(),
+        checkpoint, "_agree_on_record", lambda find, options, ranks: find(),
     ),
     "nothing changes unless it fits on all ranks": Rule(
         load_misfit, 2,
