@@ -38,8 +38,8 @@ _NEAR_S: Final = 0.005
 MAX_LISTED: Final = 10_000_000
 """More objects than any store has: memory for them is not allocated."""
 _UPLOAD_TRIES: Final = 3
-_LIST_TRIES: Final = 4
-"""The client repeats no listing whose answer was cut, and a listing changes nothing."""
+_READ_TRIES: Final = 4
+"""The client repeats no listing whose answer was cut, and no read whose error message was; neither changes anything."""
 _FIRST_PAUSE_S: Final = 0.1
 _SCRATCH: Final = ".scratch"
 """Below this are objects for tests of the server. No key begins with a dot, so no listing contains them."""
@@ -424,7 +424,7 @@ class CloudStore:
 
     def _ask(self, action: CloudAction, key: str, request: Callable[[], Result]) -> Result:
         """Make one request; raises Holdfast's error for one of obstore."""
-        began, left = time.monotonic(), _LIST_TRIES if action == "list" else 1
+        began, left = time.monotonic(), _READ_TRIES if action in ("read", "list") else 1
         while True:
             left -= 1
             try:

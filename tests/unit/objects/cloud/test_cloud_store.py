@@ -16,7 +16,7 @@ from holdfast.objects.listing import iter_objects
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.settle import commit_settled, create_settled
 from holdfast.testing.store_contract import StoreContract
-from tests.kit.s3_server import Fault, Request, S3Server, Stored, serve_s3
+from tests.kit.s3_server import Answer, Fault, Request, S3Server, Stored, serve_s3
 from tests.unit.objects.cloud.servers import open_cloud
 
 
@@ -285,6 +285,21 @@ def test_a_read_whose_object_was_cut_is_corrupt(server: S3Server) -> None:
 
     with pytest.raises(Corrupt, match="ends before byte 5"):
         store.read_into("packs/one", 1, memoryview(bytearray(4)))
+
+
+def test_a_read_whose_error_message_is_cut_is_made_again(server: S3Server) -> None:
+    store = open_cloud(server)
+    cuts = [100, 100]
+
+    def cut(request: Request, answer: Answer) -> Answer:
+        status, headers, body = answer
+        return (status, {**headers, "Content-Length": str(len(body) + cuts.pop())}, body) if cuts else answer
+
+    server.change_answer = cut
+
+    with pytest.raises(NotFound):
+        store.read("packs/absent", limit_bytes=9)
+    assert cuts == []
 
 
 def test_a_forked_child_is_refused_instead_of_hanging(server: S3Server) -> None:
