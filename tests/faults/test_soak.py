@@ -135,10 +135,10 @@ def test_after_many_kills_of_whoever_does_everything_gc_brings_the_disk_down(tmp
 def test_two_collectors_and_four_writers_under_fire_lose_nothing(acts: int, tmp_path: Path) -> None:
     roles = ["write"] * 4 + ["collect"] * 2
     places = str(tmp_path / "store"), str(tmp_path / "logs")
-    plan = Plan(*places, roles, acts=acts, kills=acts // 20, collections=acts // 100, pause_acts=(2, 12), seed=11)
+    plan = Plan(*places, roles, acts=acts, kills=acts // 20, collections=1 + acts // 400, pause_acts=(2, 12), seed=11)
     told, killed = run(plan)
     assert killed >= acts // 20
     assert told.counts["done"] > acts / 2, told.counts
-    assert told.counts["did collect"] >= acts // 100, told.counts
+    assert told.counts["did collect"] > acts // 400, told.counts
     figures = judge(plan, told)
     assert figures["after gc"] < figures["before"]
