@@ -1,6 +1,6 @@
 """What the installed torch lacks: tests of it are skipped, and the reason names it.
 
-The page on compatibility lists these reasons, so each begins with one of `LACKS`.
+The page on compatibility lists the reasons about torch and Python, so each begins with one of `LACKS`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import io
 import pkgutil
 import warnings
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -31,6 +32,11 @@ def needs_torch(*names: str) -> pytest.MarkDecorator:
 def needs_parameter(function: str, name: str) -> pytest.MarkDecorator:
     """Return a mark that skips a test unless a function of torch has a parameter of that name."""
     return pytest.mark.skipif(not has_parameter(function, name), reason=f"this torch has no {name}= of {function}")
+
+
+def needs_package(name: str) -> pytest.MarkDecorator:
+    """Skip a test if a package is not installed; does not import it, which takes seconds for some."""
+    return pytest.mark.skipif(find_spec(name) is None, reason=f"needs {name}, which `make test` installs")
 
 
 def needs_ability(*abilities: str) -> pytest.MarkDecorator:

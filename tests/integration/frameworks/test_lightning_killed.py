@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from tests.kit.capabilities import needs_package
 from tests.kit.patience import RUN_S
 
-pytest.importorskip("lightning", reason="Lightning is not installed: pip install 'holdfast[lightning]'")
-
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, needs_package("lightning")]
 
 ROOT = Path(__file__).parents[3]
 STRATEGIES = ["auto", "ddp", "sharded"]

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from tests.kit.capabilities import needs_package
 from tests.kit.patience import RUN_S
 
-pytest.importorskip("ray.train", reason="needs Ray Train, which `make test` installs")
-
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, needs_package("ray")]
 
 ROOT = Path(__file__).parents[3]
 
