@@ -84,10 +84,10 @@ def test_a_changed_checkout_is_recorded_as_such(project: Path) -> None:
 def test_a_slice_runs_tests_and_says_which(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (project / PAGE).write_text("| `tests/here/test_these.py` | 3800.0 |\n")  # so long that each test is a slice
 
-    assert [run.main(["--jobs", "0", "slice", "--number", str(number)]) for number in (1, 2, 3, 4)] == [0, 1, 0, 0]
+    assert [run.main(["--jobs", "0", "slice", "--number", str(number)]) for number in (2, 4)] == [1, 0]
 
     said = capfd.readouterr().out
-    assert "slice 3 of 4: 1 of 4 slow tests" in said
+    assert "slice 4 of 4: 1 of 4 slow tests" in said
     assert "unstable: " in said
 
 
