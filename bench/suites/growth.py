@@ -28,7 +28,7 @@ from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, iter_names, read_name, read_snapshot
 from holdfast.repo.upkeep.collect import plan_collect
 from holdfast.repo.write.existing import read_base
-from holdfast.repo.write.transaction import Draft, ManifestPart, Transaction
+from holdfast.repo.write.transaction import Draft, ManifestPart, SnapshotContent, Transaction
 
 _CHUNK_BYTES: Final = 600
 """Just too large to be stored inline in the manifest."""
@@ -115,7 +115,10 @@ def _commit(repo: Repository, step: int, before: Sequence[Entry], positions: Seq
             entries[position] = Entry(f"layers.{position}.weight", _CHUNK_BYTES, (ref,))
         committed = list(entries.values())
         draft = Draft(read_name(repo.store, f"run/step-{step}"))
-        transaction.commit(draft, lambda: [ManifestPart(None, committed)], rewrite=lambda stale: [])
+        content = SnapshotContent(draft)
+        with transaction.sealing(content):
+            content.parts = [ManifestPart(None, committed)]
+        transaction.commit(content)
     return committed
 
 

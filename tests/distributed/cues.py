@@ -52,9 +52,9 @@ def cueing(cue: Cue) -> Iterator[None]:
     def begin(name: str) -> Callable[..., Any]:
         inner = getattr(Collectives, name)
 
-        def take_part(self: Collectives, step: str, map: Callable[[], Any]) -> Any:
+        def take_part(self: Collectives, step: str, *given: Any) -> Any:
             cue(self.rank, Moment(step, BEFORE))
-            return inner(self, step, map)
+            return inner(self, step, *given)
 
         return take_part
 
@@ -72,7 +72,7 @@ def cueing(cue: Cue) -> Iterator[None]:
         commit_snapshot(*args)
         cue(0, Moment("commit", CREATED))
 
-    begins: dict[str, Any] = {name: begin(name) for name in ("all_gather", "all_to_all", "broadcast")}
+    begins: dict[str, Any] = {name: begin(name) for name in ("gathering", "all_to_all", "broadcast")}
     with (
         mock.patch.multiple(Collectives, **begins),
         mock.patch.multiple(StoreRounds, arrive=arrive_with_cue, collect=collect_with_cue),

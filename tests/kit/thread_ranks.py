@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from holdfast.distributed.checkpoint.plan import plan_save
 from holdfast.errors import RankError, RankFailure
 from holdfast.repo.handle.repository import Repository
+from holdfast.repo.write.world import GatherStep
 from holdfast.repo.write.writer import SaveResult, save
 from holdfast.snapshot.save.save import SaveOptions
 from holdfast.trees.registered import Types
@@ -55,13 +57,31 @@ class ThreadRanks:
         """The values that this rank has received in each `all_to_all`."""
 
     def broadcast(self, step: str, map: Callable[[], Any]) -> Any:
-        return self._run(step, map if self.is_coordinator else lambda: None)[0]
+        return self.all_gather(step, map if self.is_coordinator else lambda: None)[0]
 
     def all_gather(self, step: str, map: Callable[[], Any]) -> list[Any]:
-        return self._run(step, map)
+        with self.gathering(step) as gathering:
+            gathering.given = map()
+        return gathering.values
+
+    @contextmanager
+    def gathering(self, step: str) -> Iterator[GatherStep]:
+        gathering, shared = GatherStep(), self._shared
+        cause = None
+        try:
+            yield gathering
+            shared.values[self.rank] = gathering.given
+        except Exception as error:  # noqa: BLE001 - reported to all ranks
+            cause = error
+            shared.failures[self.rank] = RankFailure(self.rank, type(error).__qualname__, str(error))
+        if self.is_coordinator:
+            shared.steps.append(step)
+        gathering.values, failures = shared.wait()
+        if failures:
+            raise RankError(f"step {step!r} failed: {failures}", step=step, failures=failures) from cause
 
     def all_to_all(self, step: str, map: Callable[[], Sequence[Any]]) -> list[Any]:
-        values = self._run(step, map)
+        values = self.all_gather(step, map)
         self.received.append([each[self.rank] for each in values])
         return self.received[-1]
 
@@ -70,21 +90,6 @@ class ThreadRanks:
 
     def check_failures(self) -> None:
         pass
-
-    def _run(self, step: str, map: Callable[[], Any]) -> list[Any]:
-        shared = self._shared
-        cause = None
-        try:
-            shared.values[self.rank] = map()
-        except Exception as error:  # noqa: BLE001 - reported to all ranks
-            cause = error
-            shared.failures[self.rank] = RankFailure(self.rank, type(error).__qualname__, str(error))
-        if self.is_coordinator:
-            shared.steps.append(step)
-        values, failures = shared.wait()
-        if failures:
-            raise RankError(f"step {step!r} failed: {failures}", step=step, failures=failures) from cause
-        return values
 
 
 def run_threads(world_size: int, act: Callable[[ThreadRanks], Result]) -> list[Result | BaseException]:

@@ -51,7 +51,8 @@ class TreeMethods(OpenStore):
             lineage = self._describe_save(name, choices.get("mirror"))
             options, world = make_save_options(environment=self._environment, lineage=lineage, **choices)
             repo, bar = self.repository, make_progress(progress)
-            self._find_saver().wait()
+            if self._saver is not None:
+                self._saver.wait()
         result = save_together(repo, name, tree, options, types=self._types, world=world, progress=bar)
         self._lineage.note_saved(name)
         return result

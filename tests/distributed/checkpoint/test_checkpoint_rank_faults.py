@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from signal import SIGKILL, SIGSTOP, Signals
 from typing import Any, Final, NoReturn
@@ -22,6 +22,7 @@ from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.names.snapshots import commit_snapshot
 from holdfast.repo.upkeep.collect import Rules, collect
 from holdfast.repo.write import transaction
+from holdfast.repo.write.world import GatherStep
 from holdfast.testing.faults import Fault, FaultyStore
 from tests.distributed.conftest import World
 from tests.distributed.outcomes import ActOutcome, report_outcome
@@ -74,7 +75,8 @@ KINDS: Final[dict[str, Callable[[], BaseException]]] = {
 
 def strike(step: str, act: Callable[[], Any]) -> Callable[[], None]:
     """Have `act` happen when this rank is about to do its part of a step; return what takes that back."""
-    kept = {name: getattr(Collectives, name) for name in ("all_gather", "all_to_all", "barrier", "broadcast")}
+    kept = {name: getattr(Collectives, name) for name in ("all_to_all", "barrier", "broadcast")}
+    gathering = Collectives.gathering
 
     def make(name: str) -> Callable[..., Any]:
         def meet(self: Collectives, found: str, map: Callable[[], Any]) -> Any:
@@ -86,10 +88,19 @@ def strike(step: str, act: Callable[[], Any]) -> Callable[[], None]:
 
         return meet
 
+    @contextmanager
+    def gather(self: Collectives, found: str) -> Iterator[GatherStep]:
+        with gathering(self, found) as given:
+            if found == step:
+                act()
+            yield given
+
     for name in kept:
         setattr(Collectives, name, make(name))
+    setattr(Collectives, "gathering", gather)  # noqa: B010 - typed as a method
 
     def restore() -> None:
+        setattr(Collectives, "gathering", gathering)  # noqa: B010
         for name, method in kept.items():
             setattr(Collectives, name, method)
 

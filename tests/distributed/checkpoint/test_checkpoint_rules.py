@@ -23,7 +23,6 @@ from holdfast.distributed.talk.liveness import Pulse
 from holdfast.distributed.talk.store_rounds import StoreRounds
 from holdfast.errors import RankError
 from holdfast.repo.format.rank_manifests import read_manifests
-from holdfast.repo.write import transaction
 from holdfast.repo.write.transaction import Transaction
 from holdfast.snapshot.into import in_place as places
 from holdfast.tensors.sharding.sharded import shard
@@ -253,7 +252,7 @@ RULES = {
     "a commit that not all have heard of is unknown": Rule(
         raise_in_commit, 2,
         {("CommitUnknown", True), ("KeyboardInterrupt", True)}, {("RankError", True), ("KeyboardInterrupt", True)},
-        transaction, "_make_unknown", lambda error, name: RankError(str(error), step=error.step),
+        Transaction, "_make_unknown", lambda self, error: RankError(str(error), step=error.step),
     ),
     "what a rank raises is told to all": Rule(
         raise_in_write, 2, {((1, "ValueError"),)}, {((1, "ValueError"),), ((1, "RankLeft"),)},

@@ -19,13 +19,12 @@ from holdfast.errors import HoldfastError, Mismatch, NameInUse, NotFound, NotSha
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.boxes import Coordinates, volume
-from holdfast.repo.format.chunk import ChunkRef
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import PartRef, manifest_key
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, NameState, read_name
 from holdfast.repo.write.part_writer import end_lease
-from holdfast.repo.write.transaction import Draft, ManifestPart, Transaction
+from holdfast.repo.write.transaction import Draft, ManifestPart, SnapshotContent, Transaction
 from holdfast.snapshot.leaves import PAYLOAD, TENSOR
 from holdfast.tensors.dtypes import find_dtype
 from holdfast.tensors.spec import count_bytes
@@ -75,8 +74,10 @@ class Commit:
         self._stop_keeper()
         for rank, part in enumerate(parts):
             _verify_present(self._repo.store, part, rank)
-        draft = Draft(self._state, metadata, environment, root=root, parts=parts)
-        snapshot = self._transaction.commit(draft, list, rewrite=_rewrite_nothing)
+        content = SnapshotContent(Draft(self._state, metadata, environment), root=root, others=parts)
+        with self._transaction.sealing(content):
+            pass  # the ranks have written everything but the root
+        snapshot = self._transaction.commit(content)
         for lease_id in leases:
             end_lease(self._repo.store, lease_id)
         self._end()
@@ -118,10 +119,6 @@ def _verify_present(store: ObjectStore, part: PartRef, rank: int) -> None:
             f"the coordinator does not find the manifest that rank {rank} wrote to {store.url}: the path is local to"
             " each node. Use a path that all ranks share"
         )
-
-
-def _rewrite_nothing(stale: Sequence[ChunkRef]) -> list[ChunkRef]:
-    raise AssertionError("the coordinator's transaction has no chunks of its own")
 
 
 def _end_transaction(transaction: Transaction, pid: int) -> None:

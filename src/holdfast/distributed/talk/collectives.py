@@ -22,6 +22,7 @@ from holdfast.distributed.talk.rounds import Answer, RoundCall, RoundFailed, Rou
 from holdfast.distributed.talk.store_rounds import StoreRounds
 from holdfast.distributed.talk.store_thread import StoreThread, StoreThreadLost, connect_again
 from holdfast.errors import RankError, RankFailure, Unsupported
+from holdfast.repo.write.world import GatherStep
 from holdfast.texts import add_note
 
 Map = Callable[[], Any]
@@ -41,7 +42,7 @@ class Collectives:
     KeyboardInterrupt and SystemExit, is raised as it is on its own rank, after the others were told. The next call
     works again if all ranks are alive. Use it in a `with`: an error raised inside is then reported to the other ranks.
 
-    Saves and loads use `broadcast`, `all_gather`, `all_reduce`, `all_to_all` and `barrier`. The methods that end in
+    Saves and loads use `broadcast`, `gathering`, `all_gather`, `all_reduce`, `all_to_all` and `barrier`. The methods that end in
     `_object`, `reduce_scatter` and `all_gather_keys` are for users only: they replace those of torch's `_DistWrapper`
     (docs/coming-from-pytorch.md).
     """
@@ -192,12 +193,19 @@ class Collectives:
 
     def all_gather(self, step: str, map: Map) -> list[Any]:
         """Call `map` on every rank; return all results, by rank."""
+        with self.gathering(step) as gathering:
+            gathering.given = map()
+        return gathering.values
 
-        def answer(messages: list[bytes]) -> Answer:
-            return Answer(shared=wire.encode(messages))
-
-        packed = wire.decode(self._run("all_gather", step, lambda: wire.encode(map()), answer))
-        return [wire.decode(message) for message in packed]
+    @contextmanager
+    def gathering(self, step: str) -> Iterator[GatherStep]:
+        """Make the body of the `with` a step of all ranks; at its end, each rank has the values of all."""
+        gathering = GatherStep()
+        with self._round("all_gather", step) as call:
+            yield gathering
+            message = wire.encode(gathering.given)
+            packed = wire.decode(self._exchange(call, message, lambda given: Answer(shared=wire.encode(given))))
+        gathering.values = [wire.decode(message) for message in packed]
 
     def broadcast(self, step: str, map: Map) -> Any:
         """Call `map` on the coordinator; return its result on every rank."""

@@ -23,6 +23,7 @@ from holdfast.repo.format.codecs.codec import encode
 from holdfast.repo.format.codecs.delta import find_base_digest, find_item_bytes
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import find_shelf, manifest_key, pack_key
+from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.format.pack import NewChunk, choose_alignment
 from holdfast.repo.format.rank_manifests import Manifests, read_manifests, read_needs
 from holdfast.repo.handle.repository import Repository
@@ -33,7 +34,7 @@ from holdfast.repo.read.reader import SnapshotReader
 from holdfast.repo.upkeep.usage import read_usage
 from holdfast.repo.write.existing import ExistingChunks, WantedChunk, is_whole, read_base, read_bases
 from holdfast.repo.write.packing import Packer
-from holdfast.repo.write.transaction import Draft, ManifestPart, Transaction
+from holdfast.repo.write.transaction import Draft, ManifestPart, SnapshotContent, Transaction
 from holdfast.repo.write.writer import SaveResult
 
 _WINDOW: Final = 8
@@ -105,29 +106,24 @@ def transfer_snapshot(job: Job, progress: Progress) -> Transferred:
             if job.damaged:
                 bases = read_bases(job.target.store, [job.damaged])
                 transfer.salvage = ExistingChunks(job.target, bases, avoid=frozenset())
-            draft = Draft(
-                job.state,
-                snapshot.metadata,
-                snapshot.environment,
-                time_s=snapshot.time_s,
-                root=ManifestPart(manifests.root.spec, list(manifests.root.iter_entries()))
-                if manifests.parts
-                else None,
-            )
-
-            def move() -> list[ManifestPart]:
-                parts = [
-                    ManifestPart(each.spec, list(each.iter_entries()), each.since_whole)
-                    for each in manifests.with_chunks
-                ]
-                return transfer.move(parts, progress)
-
-            copied = transaction.commit(draft, move, rewrite=transfer.rewrite)
+            content = SnapshotContent(Draft(job.state, snapshot.metadata, snapshot.environment, time_s=snapshot.time_s))
+            if manifests.parts:
+                content.root = _list_part(manifests.root)
+            with transaction.sealing(content):
+                content.parts = transfer.move([_list_part(each) for each in manifests.with_chunks], progress)
+            while content.is_stale:
+                with transaction.sealing(content):
+                    content.move(transfer.rewrite(content.stale))
+            copied = transaction.commit(content)
             new_bytes = transfer.moved_bytes + transfer.inline_bytes
             stored_bytes = transfer.stored_bytes + transfer.inline_bytes
             return Transferred(copied, new_bytes, manifests.content_bytes - new_bytes, stored_bytes)
     finally:
         progress.end()
+
+
+def _list_part(manifest: Manifest) -> ManifestPart:
+    return ManifestPart(manifest.spec, list(manifest.iter_entries()), manifest.since_whole)
 
 
 def _read_stated(reader: SnapshotReader, source: Repository) -> Manifests:

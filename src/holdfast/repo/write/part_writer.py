@@ -24,7 +24,7 @@ from holdfast.repo.names.leases import delete_lease
 from holdfast.repo.names.snapshots import read_listed_name, read_name
 from holdfast.repo.write.existing import ExistingChunks, list_names, read_base, read_bases
 from holdfast.repo.write.fill import Filler
-from holdfast.repo.write.transaction import ManifestPart, Transaction
+from holdfast.repo.write.transaction import ManifestPart, SnapshotContent, Transaction
 from holdfast.repo.write.writer import Placement, make_hasher
 
 
@@ -74,8 +74,14 @@ def write_part(
         filler = Filler(hasher, existing, transaction.packer, repo.counters.stages, verify_reuse=True)
         part = _Part(groups, filler, find_digests)
         # Each group is created, written and dropped before the next, so the memory of one group suffices.
-        ref = transaction.write_part(part.write, rewrite=part.rewrite)
-        return WrittenPart(ref, transaction.lease_id, filler.new_bytes)
+        content = SnapshotContent()
+        with transaction.sealing(content):
+            content.parts = part.write()
+        while content.is_stale:
+            with transaction.sealing(content):
+                content.move(part.rewrite(content.stale))
+        transaction.hand_over()
+        return WrittenPart(content.refs[0], transaction.lease_id, filler.new_bytes)
 
 
 def _read_bases(repo: Repository, name: str) -> list[Manifest]:

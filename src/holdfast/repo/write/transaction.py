@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from dataclasses import fields as dataclass_fields
+from enum import Enum
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, NamedTuple
@@ -58,16 +59,11 @@ from holdfast.repo.write.world import SINGLE_PROCESS, Ranks
 
 _log = logging.getLogger(__name__)
 
-_REWRITES: Final = 8
-"""How often a commit rewrites chunks that a collector has marked since, before it gives up."""
+_SEALS: Final = 8
+"""How often a commit seals its content, because a collector has marked chunks of it since, before it gives up."""
 
 _REFUSALS: Final = frozenset(kind.__name__ for kind in (NameInUse, LeaseLost, StoreError, StoreFull, StoreGone))
 """Type names of the errors that the coordinator raises only before it commits; any other may follow the commit."""
-
-MakeParts = Callable[[], Sequence["ManifestPart"]]
-"""Writes the chunks that the store lacks, and returns the content of this rank's manifests."""
-Rewrite = Callable[[Sequence[ChunkRef]], list[ChunkRef]]
-"""Writes chunks into the transaction's own packs, even if other copies exist, and returns their new references."""
 
 
 class ManifestPart(NamedTuple):
@@ -91,19 +87,63 @@ class Draft:
     """When the original was committed, if this is a copy; None: the time of this commit."""
     after_s: float = -math.inf
     """The time of this commit is later than this, whatever the clock says: that of the one before it in a series."""
+
+
+@dataclass(slots=True)
+class SnapshotContent:
+    """What a transaction commits: the parts of this rank, and what is known of them once they are sealed."""
+
+    draft: Draft | None = None
+    """None if another process commits."""
     root: ManifestPart | None = None
     """The whole of several parts: entries without chunks. None if there is a single part, which is the whole."""
-    parts: Sequence[PartRef] = ()
+    others: Sequence[PartRef] = ()
     """Parts of the root that other processes have written (see `part_writer`)."""
+    parts: Sequence[ManifestPart] = ()
+    """The content of this rank's manifests."""
+    refs: Sequence[PartRef] = ()
+    """The manifests of these parts, once they are written."""
+    whole: PartRef | None = None
+    """The manifest of the whole snapshot, once it is written."""
+    stale: Sequence[ChunkRef] = ()
+    """Chunks of the parts that a collector has marked: they have to be written into the transaction's own packs."""
+    is_stale: bool = False
+    """Whether any rank has such chunks, so that all ranks have to seal again."""
+    times_sealed: int = 0
+
+    def move(self, written: Iterable[ChunkRef]) -> None:
+        """Let the parts refer to the new locations of chunks."""
+        moved = {ref.digest: ref.location for ref in written}
+        if moved:
+            self.parts = [part._replace(entries=[_move_chunks(e, moved) for e in part.entries]) for part in self.parts]
+
+
+class CommitPhase(Enum):
+    """How far a transaction has come."""
+
+    OPEN = "open"
+    """Nothing is visible."""
+    GONE = "gone"
+    """The store has vanished; nothing is visible, and nothing may be written at its path."""
+    OVERTAKEN = "overtaken"
+    """Another writer was first. This record may exist below that of the other writer, without effect."""
+    COMMITTED = "committed"
+    """The record exists, or may exist or still appear."""
+    HANDED_OVER = "handed over"
+    """Another process commits what was written, and needs the lease until then."""
 
 
 class Transaction:
-    """One commit and its lease. Use it in a `with`: an exception before the commit leaves nothing visible."""
+    """One commit and its lease. Use it in a `with`: an exception before the commit leaves nothing visible.
+
+    In the `with`: write chunks with `packer`, seal the content, write stale chunks again and seal again as long as
+    there are any, then `commit` it or `hand_over` it.
+    """
 
     def __init__(self, repo: Repository, *, purpose: str, ranks: Ranks = SINGLE_PROCESS, is_part: bool = False) -> None:
         """Prepare a save, without touching the store; `purpose` describes it in the lease and in errors.
 
-        With `is_part`, another process commits, and this one only calls `write_part`.
+        With `is_part`, another process commits, and this one hands its part over.
         """
         self._repo = repo
         self._store = repo.store
@@ -118,16 +158,11 @@ class Transaction:
         self.packer = Packer(
             repo.index, self, shares, proven=repo.proven, speeds=repo.speeds, declare_codec=repo.declare_codec
         )
-        self._name = ""
-        self._state: NameState | None = None
+        self._draft: Draft | None = None
         # Before the commit, on the coordinator: the store is still the same, and what a withdrawal would restore.
         self._before_commit: tuple[Ahead[None], Ahead[RollbackTarget]] | None = None
-        # Set on the coordinator only: no other rank has the lease.
-        self._is_committed = False
-        self._is_overtaken = False
-        self._is_gone = False
-        # Set when another process needs the lease, until it has committed the part that was written under it.
-        self._is_handed_over = False
+        self.phase = CommitPhase.OPEN
+        """Changes on the coordinator only: no other rank has the lease."""
 
     def __enter__(self) -> Self:
         """Create the lease, then read the marks and the index: a collector that marks later waits for this lease."""
@@ -156,17 +191,17 @@ class Transaction:
         try:
             self._stack.__exit__(kind, error, trace)
         except MemoryError as late:
-            if not self._is_committed:
+            if self.phase is not CommitPhase.COMMITTED:
                 raise
             shortage = late
-        if self._is_committed and isinstance(shortage, MemoryError):
-            raise make_memory_unknown(self._name) from shortage
+        if self.phase is CommitPhase.COMMITTED and self._draft and isinstance(shortage, MemoryError):
+            raise make_memory_unknown(self._draft.state.name) from shortage
 
     def _leave(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # After the commit, only a released lease may be deleted: others read a lease without files as released.
-        if not self._is_committed and not self._is_handed_over:
+        if self.phase not in (CommitPhase.COMMITTED, CommitPhase.HANDED_OVER):
             self._give_up()
 
     def _begin(self, locks: ExitStack) -> tuple[str, list[str]]:
@@ -210,16 +245,41 @@ class Transaction:
         if self._lease is not None:
             self._lease.keep_alive()
 
-    def commit(self, draft: Draft, make_parts: MakeParts, *, rewrite: Rewrite) -> CommittedSnapshot:
-        """Commit what `make_parts` writes as the name's content; when this returns, no collector can delete it."""
-        self._name, self._state = draft.state.name, draft.state
-        written = self._write(make_parts, rewrite, root=draft.root, others=draft.parts)
+    @contextmanager
+    def sealing(self, content: SnapshotContent) -> Iterator[None]:
+        """At the end of the `with`, write packs and manifests, and find the chunks that a collector has marked since.
+
+        The body of the `with` sets `content.parts`, or moves its stale chunks. It is part of a step of all ranks: an
+        error in it reaches all of them. Raises CommitUnknown if this rank does not know whether the coordinator went on
+        to commit.
+        """
+        self._draft = content.draft
+        content.times_sealed += 1
+        if content.times_sealed > _SEALS:
+            raise LeaseLost(f"{self._purpose}: garbage collections keep marking chunks that it uses; save again")
+        with self._ranks.gathering("write") as gathering:
+            yield
+            if content.stale or not content.refs:  # otherwise, only other ranks write again
+                with self._stages.time("commit"):
+                    # Packs before manifests, so that no manifest refers to a pack that may still not be written.
+                    self.packer.seal()
+                    renews = not content.root and self._ranks.world_size == 1
+                    content.refs = self._write_manifests(content.parts, renews=renews)
+            gathering.given = [ref.to_json() for ref in content.refs]
+        refs = [*content.others, *(parse_part(ref, where="a rank") for own in gathering.values for ref in own)]
+        whole, marked = self._ranks.broadcast("marks", partial(self._renew, content.root, refs))
+        content.whole = parse_part(whole, where="the coordinator")
+        self._find_stale(content, frozenset(marked))
+
+    def commit(self, content: SnapshotContent) -> CommittedSnapshot:
+        """Commit sealed content under the name of its draft; when this returns, no collector can delete it."""
+        assert not content.is_stale, "stale chunks are written and sealed again first"
         try:
             with self._stages.time("commit"):
-                fields = self._ranks.broadcast("commit", lambda: self._commit(draft, written))
+                fields = self._ranks.broadcast("commit", lambda: self._commit(content))
         except RankError as error:
-            if self._is_committed or not _is_refused(error, self._ranks):
-                raise _make_unknown(error, draft.state.name) from error
+            if self.phase is CommitPhase.COMMITTED or not _is_refused(error, self._ranks):
+                raise self._make_unknown(error) from error
             raise
         snapshot = _parse_committed(fields)
         self._repo.recent.remember(snapshot)
@@ -227,87 +287,42 @@ class Transaction:
             self._repo.commits.note(snapshot)
         return snapshot
 
-    def write_part(self, make_parts: MakeParts, *, rewrite: Rewrite) -> PartRef:
-        """Write one part of a snapshot that another process commits; its lease is then kept after the `with`.
+    def hand_over(self) -> None:
+        """Keep the lease after the `with`: another process commits the part that was sealed.
 
-        The other process must create its own lease before this one, and keep it until it has committed: collectors
-        wait for that lease. The lease of the part only shows that its files belong to a save in progress.
+        That process must create its own lease before this one, and keep it until it has committed: collectors wait for
+        that lease. The lease of the part only shows that its files belong to a save in progress.
         """
-        written = self._write(make_parts, rewrite, root=None, others=())
-        self._is_handed_over = True
-        return written.whole
+        self.phase = CommitPhase.HANDED_OVER
 
-    def _write(
-        self,
-        make_parts: MakeParts,
-        rewrite: Rewrite,
-        *,
-        root: ManifestPart | None,
-        others: Sequence[PartRef],
-    ) -> _Written:
-        """Write packs and manifests, again if a collector has marked chunks that they reuse.
-
-        `others` are parts of the same `root` that other processes have written. Raises CommitUnknown if this rank
-        does not know whether the coordinator went on to commit.
-        """
-        parts: list[ManifestPart] = []
-        own: list[PartRef] = []
-        stale: list[ChunkRef] = []
-
-        def write() -> list[Json]:
-            if own and not stale:
-                return [ref.to_json() for ref in own]  # only other ranks have to write again
-            if stale:
-                moved = {ref.digest: ref.location for ref in rewrite(stale)}
-                parts[:] = [part._replace(entries=[_move_chunks(e, moved) for e in part.entries]) for part in parts]
-            else:
-                parts[:] = make_parts()
-            with self._stages.time("commit"):
-                # Packs before manifests, so that no manifest refers to a pack that may still not be written.
-                self.packer.seal()
-                own[:] = self._write_manifests(parts, renews=not root and self._ranks.world_size == 1)
-                return [ref.to_json() for ref in own]
-
-        for _ in range(_REWRITES):
-            gathered = self._ranks.all_gather("write", write)
-            refs = [*others, *(parse_part(ref, where="a rank") for own in gathered for ref in own)]
-            whole, marked = self._ranks.broadcast("marks", partial(self._renew, root, refs))
-            written = _Written(parts, parse_part(whole, where="the coordinator"))
-            stale[:], is_any_stale = self._gather_stale(partial(self._read_stale, parts, own, marked))
-            if not is_any_stale:
-                return written
-        raise LeaseLost(f"{self._purpose}: garbage collections keep marking chunks that it uses; save again")
-
-    def _gather_stale(self, read_stale: Callable[[], list[ChunkRef]]) -> tuple[list[ChunkRef], bool]:
-        """Return this rank's stale chunks, and whether any rank has some; if none has, the coordinator commits next.
+    def _find_stale(self, content: SnapshotContent, marked: frozenset[str]) -> None:
+        """Find this rank's stale chunks, and whether any rank has some; if none has, the coordinator commits next.
 
         The coordinator may commit as soon as all ranks have arrived here. A rank that has arrived and loses the
         coordinator before it reads the answer does not know whether the snapshot was committed: CommitUnknown.
         """
-        stale: list[ChunkRef] = []
         has_arrived = False
-
-        def arrive() -> bool:
-            nonlocal has_arrived
-            stale[:] = read_stale()
-            has_arrived = True
-            return bool(stale)
-
         try:
-            return stale, any(self._ranks.all_gather("stale", arrive))
+            with self._ranks.gathering("stale") as gathering:
+                content.stale = self._read_stale(content, marked)
+                gathering.given = bool(content.stale)
+                has_arrived = True
         except RankError as error:
             if has_arrived and not _is_ended_on_all(error, self._ranks):
-                raise _make_unknown(error, self._name) from error
+                raise self._make_unknown(error) from error
             raise
+        content.is_stale = any(gathering.values)
 
-    def _read_stale(self, parts: list[ManifestPart], refs: Sequence[PartRef], marked: Sequence[str]) -> list[ChunkRef]:
-        """Return the chunks in marked packs that `parts` use, whose entries are read back if they must be rewritten."""
+    def _read_stale(self, content: SnapshotContent, marked: frozenset[str]) -> list[ChunkRef]:
+        """Return the chunks in marked packs that the parts use; reads the entries of parts back if any are marked."""
         if not marked:  # the usual case; going over all chunks takes long
             return []
-        packs = frozenset(marked)
-        parts[:] = [part._replace(entries=self._read_entries(part, ref)) for part, ref in zip(parts, refs, strict=True)]
-        chunks = (chunk for part in parts for entry in part.entries for chunk in entry.chunks)
-        return [chunk for chunk in chunks if self._is_stale(chunk, packs)]
+        content.parts = [
+            part._replace(entries=self._read_entries(part, ref))
+            for part, ref in zip(content.parts, content.refs, strict=True)
+        ]
+        chunks = (chunk for part in content.parts for entry in part.entries for chunk in entry.chunks)
+        return [chunk for chunk in chunks if self._is_stale(chunk, marked)]
 
     def _write_manifests(self, parts: Sequence[ManifestPart], *, renews: bool) -> list[PartRef]:
         """Write the index and the manifests, at once if the store wants that; with `renews`, renew the lease as well.
@@ -366,8 +381,8 @@ class Transaction:
 
     def _prepare_commit(self) -> None:
         """Begin the reads that the commit needs; on a store whose requests do not wait, the commit does them."""
-        assert self._state is not None, "set by `commit`"
-        state = self._state
+        assert self._draft is not None, "set by `sealing`"
+        state = self._draft.state
 
         def read_before() -> RollbackTarget:
             return read_rollback_target(self._store, state) if state.snapshot else None
@@ -375,6 +390,14 @@ class Transaction:
         same = self._stack.enter_context(Ahead(self._store, self._verify_same))
         before = self._stack.enter_context(Ahead(self._store, read_before))
         self._before_commit = same, before
+
+    def _make_unknown(self, error: RankError) -> CommitUnknown:
+        name = self._draft.state.name if self._draft else ""
+        return CommitUnknown(
+            f"a rank failed or was lost while {name!r} was being committed, so this rank does not know whether it was;"
+            f" check what {name!r} contains, or save again: {error}",
+            name=name,
+        )
 
     def _is_stale(self, ref: ChunkRef, marked: frozenset[str]) -> bool:
         # The lease was renewed just now, so collectors still spare all that was written under it.
@@ -387,19 +410,22 @@ class Transaction:
         # A microsecond: what a record keeps of a time, and people see of it.
         return max(self._store.clock(), draft.after_s + 1e-6)
 
-    def _commit(self, draft: Draft, written: _Written) -> dict[str, Any]:
+    def _commit(self, content: SnapshotContent) -> dict[str, Any]:
         """Create the snapshot record and release the lease; on the coordinator."""
-        content = draft.root or written.parts[0]
+        root = content.root or content.parts[0]
+        draft, whole = content.draft, content.whole
+        assert draft is not None, "only the process that commits calls this"
+        assert whole is not None, "set when the content is sealed"
         assert self._before_commit is not None, "set with the marks"
         same, rollback = self._before_commit
         before = rollback.result()
         snapshot = CommittedSnapshot(
             name=draft.state.name,
-            manifest=written.whole.manifest,
-            digest=written.whole.digest,
+            manifest=whole.manifest,
+            digest=whole.digest,
             time_s=self._find_time(draft),
-            num_entries=len(content.entries),
-            logical_bytes=count_bytes(content.entries),
+            num_entries=len(root.entries),
+            logical_bytes=count_bytes(root.entries),
             metadata=dict(draft.metadata),
             environment=dict(draft.environment),
             lease_id=self.lease_id,
@@ -408,15 +434,14 @@ class Transaction:
         )
         same.result()
         # Set before the attempt: unless the errors below prove otherwise, the record may exist, or still appear.
-        self._is_committed = True
+        self.phase = CommitPhase.COMMITTED
         try:
             commit_snapshot(self._store, snapshot)
         except NameInUse:
-            # Another writer created this generation or a later one. Ours may exist below it, without effect.
-            self._is_committed, self._is_overtaken = False, True
+            self.phase = CommitPhase.OVERTAKEN
             raise
         except StoreError:
-            self._is_committed = False
+            self.phase = CommitPhase.OPEN
             raise
         self._end(snapshot, draft.state, before)
         return _describe_committed(snapshot)
@@ -478,30 +503,24 @@ class Transaction:
         try:
             self._repo.verify_same()
         except StoreGone:
-            self._is_gone = True
+            if self.phase is CommitPhase.OPEN:
+                self.phase = CommitPhase.GONE
             raise
 
     def _give_up(self) -> None:
         """Remove what an uncommitted save has written, as far as possible; a collector removes the rest."""
         self.packer.abort()
         # If the store has vanished, write nothing at its path: that would look like a damaged store.
-        if self._lease is None or self._is_gone:
+        if self._lease is None or self.phase is CommitPhase.GONE:
             return
         try:
             self._lease.release()
         except (StoreError, LeaseLost):
             # Our record may exist below the one that overtook it. With its lease deleted, it would count as settled.
-            if self._is_overtaken:
+            if self.phase is CommitPhase.OVERTAKEN:
                 return
         # Nothing was committed, so collectors need not wait for this lease, whether or not it could be released.
         self._lease.forget()
-
-
-class _Written(NamedTuple):
-    """The written content of a commit: this rank's parts, and a reference to the snapshot's manifest."""
-
-    parts: Sequence[ManifestPart]
-    whole: PartRef
 
 
 def _describe_committed(snapshot: CommittedSnapshot) -> dict[str, Any]:
@@ -536,14 +555,6 @@ def make_memory_unknown(name: str) -> CommitUnknown:
     return CommitUnknown(
         f"memory ran out while {name!r} was being committed, so it is not known whether it was;"
         f" check what {name!r} contains, or save again",
-        name=name,
-    )
-
-
-def _make_unknown(error: RankError, name: str) -> CommitUnknown:
-    return CommitUnknown(
-        f"a rank failed or was lost while {name!r} was being committed, so this rank does not know whether it was;"
-        f" check what {name!r} contains, or save again: {error}",
         name=name,
     )
 

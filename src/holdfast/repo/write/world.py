@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
+
+
+@dataclass(slots=True)
+class GatherStep:
+    """The values of one step of all ranks."""
+
+    given: Any = None
+    """The value of this rank, to be set in the `with`."""
+    values: list[Any] = field(default_factory=list)
+    """The values of all ranks, in the order of the ranks, once the `with` has ended."""
 
 
 class Ranks(Protocol):
@@ -36,6 +48,9 @@ class Ranks(Protocol):
     def all_gather(self, step: str, map: Callable[[], Any]) -> list[Any]:
         """Call `map` on every rank and return all values, in the order of the ranks."""
 
+    def gathering(self, step: str) -> AbstractContextManager[GatherStep]:
+        """Make the body of the `with` a step of all ranks; at its end, each rank has the values of all."""
+
     def beat(self) -> None:
         """Show the other ranks that this one is alive; cheap enough to call for every chunk."""
 
@@ -58,6 +73,13 @@ class SingleProcess:
     def all_gather(self, step: str, map: Callable[[], Any]) -> list[Any]:
         """Return the value of `map` in a list."""
         return [map()]
+
+    @contextmanager
+    def gathering(self, step: str) -> Iterator[GatherStep]:
+        """Yield a gathering of one rank."""
+        gathering = GatherStep()
+        yield gathering
+        gathering.values = [gathering.given]
 
     def beat(self) -> None:
         """Do nothing: no other rank waits."""

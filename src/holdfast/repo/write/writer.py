@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -57,7 +56,14 @@ from holdfast.repo.write.encoding import ChunkEncoder
 from holdfast.repo.write.existing import ExistingChunks, is_whole, list_names, read_base, read_bases
 from holdfast.repo.write.fill import Filler, Hasher
 from holdfast.repo.write.shares import share_budget
-from holdfast.repo.write.transaction import Draft, ManifestPart, Transaction, make_memory_unknown
+from holdfast.repo.write.transaction import (
+    CommitPhase,
+    Draft,
+    ManifestPart,
+    SnapshotContent,
+    Transaction,
+    make_memory_unknown,
+)
 from holdfast.repo.write.world import SINGLE_PROCESS, Ranks
 from holdfast.texts import count, format_bytes, list_some
 
@@ -188,14 +194,17 @@ def save(
     """
     started = time.monotonic()
     progress = progress or Silent()
-    saving: _Saving | None = None
+    transaction = Transaction(repo, purpose=f"save {request.name!r}", ranks=ranks)
     try:
         with make_hasher(repo, request.compression) as hasher:
-            saving = _Saving(repo, request, ranks, hasher, progress)
-            result = saving.find_same() or saving.run()
+            job = _prepare(repo, request, ranks, hasher)
+            result = _find_same(job)
+            if result is None:
+                _open_store(job)
+                result = _write(job, transaction, progress)
         return replace(result, seconds=time.monotonic() - started)
     except MemoryError as error:
-        if saving is not None and saving.is_committed:
+        if transaction.phase is CommitPhase.COMMITTED:
             raise make_memory_unknown(request.name) from error
         raise
 
@@ -229,213 +238,228 @@ def hash_request(repo: Repository, request: Request) -> Sequence[Entry]:
     return _build_entries(request, refs)
 
 
-class _Saving:
-    """One save in progress, on one of its ranks."""
+@dataclass(frozen=True, slots=True)
+class _NameFacts:
+    """What was read of the name of a save; only the coordinator reads it all."""
 
-    def __init__(self, repo: Repository, request: Request, ranks: Ranks, hasher: Hasher, progress: Progress) -> None:
-        """Verify the request on every rank before anything is written, and read the current state of the name."""
-        self.is_committed = False
-        self._repo = repo
-        self._request = request
-        self._ranks = ranks
-        self._hasher = hasher
-        self._progress = progress
-        self._chunks: Iterable[SourceChunk] = ()
-        self._entries: Sequence[Entry] = ()
-        self._listed: Sequence[ObjectInfo] | None = None
-        self._config: Config | None = None
-        self._since_whole = 0
-        ranks.all_gather("prepare", self._prepare)
-        state = ranks.broadcast("name", self._read_state)
-        self._is_in_use, self._next_generation = state
+    state: NameState
+    listed: Sequence[ObjectInfo] | None = None
+    """All names with the same prefix, if listing them cost no further request."""
+    config: Config | None = None
 
-    def _prepare(self) -> None:
-        request = self._request = _verify_request(self._request)
-        self._chunks = SourceChunks(request.sources, request.runs, request.repeats, request.digests)
-        self._own_bytes = sum([source.size_bytes for source in self._request.sources])
 
-    def _read_state(self) -> tuple[bool, int]:
-        repo, name = self._repo, self._request.name
-        with Ahead(repo.store, partial(self._read_listed_name, name)) as state:
-            self._config = repo.read_same()
-            self._state = state.result()
-        return self._state.snapshot is not None, self._state.next_generation
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One save, on one of its ranks: what is known before anything is written."""
 
-    def _read_listed_name(self, name: str) -> NameState:
-        """Read the state of the name, and list all names if that costs no further request."""
-        store = self._repo.store
-        self._listed = list_names(self._repo, name)
-        if self._listed is None:
-            return read_name(store, name)
-        return read_listed_name(store, name, self._listed)
-
-    def find_same(self) -> SaveResult | None:
-        """Return the result of an earlier save of the same content and metadata; raise NameInUse if they differ.
-
-        Returns None if the save has to run: the name is free or may be overwritten, or its snapshot has the same
-        content but is damaged or not settled.
-        """
-        request = self._request
-        if not self._is_in_use or request.overwrite:
-            return None
-
-        def digest_own() -> tuple[bytes, int]:
-            refs = ChunkRows()
-            refs.extend(self._hasher.iter_digests(self._chunks))
-            return digest_snapshot(request.spec, _build_entries(request, refs)), self._own_bytes
-
-        gathered = self._ranks.all_gather("compare", digest_own)
-        digests = [Digest(digest) for digest, _ in gathered]
-        found = self._ranks.broadcast("same", lambda: self._compare(digests))
-        if found is None:
-            return None
-        digest, generation, logical_bytes = found
-        reused = sum(size for _, size in gathered)
-        return SaveResult(request.name, Digest(digest), generation, logical_bytes, 0, reused, 0.0, existed=True)
-
-    def _compare(self, digests: Sequence[Digest]) -> tuple[bytes, int, int] | None:
-        """Compare the content of all ranks with the name's current snapshot; on the coordinator."""
-        request, current, store = self._request, self._state.snapshot, self._repo.store
-        assert current is not None, "the name is in use"
-        digest = digest_parts(request.root.spec, request.root.entries, digests) if request.root else digests[0]
-        if digest != current.digest or canonical_json(request.metadata) != canonical_json(current.metadata):
-            raise NameInUse(
-                f"{request.name!r} is in use and holds other content; nothing was written."
-                " Choose another name, or overwrite it (--overwrite, overwrite=True)",
-                name=request.name,
-            )
-        # Not settled: its own save may still withdraw it, and the name would be empty although we reported success.
-        if not is_settled(store, current) or (request.verify_reuse and not is_whole(self._repo, current)):
-            return None
-        # The record may be visible but not durable yet.
-        store.sync(find_shelf(request.name))
-        return digest, current.generation, current.logical_bytes
-
-    def run(self) -> SaveResult:
-        """Write the chunks that the store lacks, and commit."""
-        repo, request, ranks = self._repo, self._request, self._ranks
-        ranks.all_gather("room", self._verify_room)
-        # Only on the coordinator, because this may create the store. Other ranks call it once they see the
-        # coordinator's lease: on a path that is local to each node, every rank would create a store of its own.
-        ranks.broadcast("open", lambda: bool(repo.prepare_write(self._config)))
-        self._progress.begin(f"save {request.name}", self._own_bytes)
-        try:
-            with (
-                Ahead(repo.store, self._read_bases) as bases,
-                Transaction(repo, purpose=f"save {request.name!r}", ranks=ranks) as transaction,
-            ):
-                filler = self._make_filler(transaction, bases)
-                state = self._state if ranks.is_coordinator else NameState(request.name, None, self._next_generation)
-                draft = Draft(state, request.metadata, request.environment, after_s=request.after_s, root=request.root)
-                refs: list[ChunkRows] = []
-
-                def write() -> list[ManifestPart]:
-                    refs[:] = [self._fill(filler())]
-                    self._progress.advance(sum(request.sources[position].size_bytes for position in request.repeats))
-                    return [ManifestPart(request.spec, _build_entries(request, refs[0]), self._since_whole)]
-
-                def rewrite(stale: Sequence[ChunkRef]) -> list[ChunkRef]:
-                    by_digest = dict(zip(refs[0].iter_digests(), self._chunks, strict=True))
-                    distinct = list({ref.digest: ref for ref in stale}.values())
-                    return filler().rewrite([by_digest[ref.digest] for ref in distinct], distinct)
-
-                snapshot = transaction.commit(draft, write, rewrite=rewrite)
-                self.is_committed = True
-        finally:
-            self._progress.end()
-        new, reused, stored = self._add_up(filler())
-        sizes = (snapshot.logical_bytes, new, reused, 0.0)
-        return SaveResult(request.name, snapshot.digest, snapshot.generation, *sizes, stored_bytes=stored)
-
-    def _fill(self, filler: Filler) -> ChunkRows:
-        request = self._request
-        if not request.digests:
-            return filler.fill(self._chunks, self._progress)
-        return filler.fill_digested(self._chunks, self._progress, request.note_missing)
-
-    def _add_up(self, filler: Filler) -> tuple[int, int, int]:
-        """Return the bytes that all ranks wrote, reused and stored; only this rank's, if not all ranks answer."""
-        own = (filler.new_bytes, self._own_bytes - filler.new_bytes, filler.stored_bytes)
-        try:
-            gathered = self._ranks.all_gather("done", lambda: own)
-        except RankError as error:
-            # The snapshot is committed, so this is no error. The next collective call reports the failed rank.
-            _log.warning("%r was saved, but not all ranks answered afterwards: %s", self._request.name, error)
-            return own
-        new, reused, stored = (sum(each) for each in zip(*gathered, strict=True))
-        return new, reused, stored
-
-    def _read_bases(self) -> list[Manifest]:
-        """Read the manifests whose chunks this save probably reuses.
-
-        They may be read before the lease exists: a pack that they name is looked for after the marks were read.
-        """
-        repo, request = self._repo, self._request
-        if request.base:
-            base: CommittedSnapshot | None = read_snapshot(repo.store, request.base)
-        else:
-            # Ranks that have not read the state of the name have not listed the names.
-            listed = self._listed if self._ranks.is_coordinator else list_names(repo, request.name)
-            base = read_base(repo, request.name, listed=listed, is_needed=self._delta_run > 0)
-        current = self._state.snapshot if self._ranks.is_coordinator else None
-        return read_bases(repo.store, [current, base])
-
-    def _make_filler(self, transaction: Transaction, bases: Ahead[list[Manifest]]) -> Callable[[], Filler]:
-        """Return a function that creates the filler at its first call.
-
-        That call is inside a collective step, so an error in it reaches all ranks.
-        """
-        repo, request = self._repo, self._request
-
-        @functools.cache
-        def make() -> Filler:
-            manifests, avoid, stages = bases.result(), transaction.avoid, repo.counters.stages
-            self._allow_deltas(manifests, avoid)
-            existing = ExistingChunks(repo, manifests, avoid=avoid)
-            return Filler(self._hasher, existing, transaction.packer, stages, verify_reuse=request.verify_reuse)
-
-        return make
+    repo: Repository
+    request: Request
+    ranks: Ranks
+    hasher: Hasher
+    name: _NameFacts
+    is_in_use: bool
+    chunks: SourceChunks
+    own_bytes: int
+    """The bytes of this rank's sources."""
 
     @property
-    def _delta_run(self) -> int:
+    def delta_run(self) -> int:
         """How many saves in a row may store deltas; 0 for none."""
-        repo, request = self._repo, self._request
+        repo, request = self.repo, self.request
         compression = repo.compression if request.compression == "default" else request.compression
         return find_delta_run(repo.delta if request.delta is None else request.delta, compression)
 
-    def _allow_deltas(self, manifests: Sequence[Manifest], avoid: frozenset[str]) -> None:
-        """Let new chunks be stored as deltas on the snapshot with these manifests, unless this save has to be whole."""
-        encoder = self._hasher.encoder
-        since_whole = 1 + max([manifest.since_whole for manifest in manifests], default=self._delta_run)
-        if encoder is None or since_whole > self._delta_run:
-            return
-        boxes = {position: place.boxes for position, place in self._request.places.items() if place.dims}
-        level: CodecLevel = "fast" if encoder.choice == "fast" else "small"
-        repo, self._since_whole = self._repo, since_whole
-        encoder.deltas = DeltaEncoder(
-            repo.store, manifests, repo.counters.stages, avoid=avoid, level=level, boxes=boxes
-        )
 
-    def _verify_room(self) -> None:
-        """Raise StoreFull before writing if the new bytes do not fit; hashes everything only if that is uncertain."""
-        repo, request = self._repo, self._request
-        free = repo.store.find_free_bytes()
-        if free is None or self._own_bytes <= free or self._hasher.encodes:
-            return  # what is compressed may fit all the same; if it does not, the write fails
-        repo.index.refresh()
-        existing = ExistingChunks(repo, read_bases(repo.store, [read_base(repo, request.name)]), avoid=frozenset())
-        new: dict[Digest, int] = {}
-        for ref in self._hasher.iter_digests(self._chunks):
-            if ref.size_bytes <= INLINE_BYTES or not (ref.digest in new or existing.find(ref.digest, ref.size_bytes)):
-                new[ref.digest] = ref.size_bytes
-        needed = sum(new.values())
-        if needed > free:
-            raise StoreFull(
-                f"saving {request.name!r} needs {needed} bytes, {repo.store.url} has {free} free; nothing was written."
-                " Free some space, or save elsewhere",
-                needed_bytes=needed,
-                free_bytes=free,
-            )
+def _prepare(repo: Repository, request: Request, ranks: Ranks, hasher: Hasher) -> _Job:
+    """Verify the request on every rank before anything is written, and read the current state of the name."""
+    with ranks.gathering("prepare"):
+        request = _verify_request(request)
+        chunks = SourceChunks(request.sources, request.runs, request.repeats, request.digests)
+    name = None
+    with ranks.gathering("name") as gathering:
+        if ranks.is_coordinator:
+            name = _read_name(repo, request.name)
+            gathering.given = name.state.snapshot is not None, name.state.next_generation
+    is_in_use, next_generation = gathering.values[ranks.coordinator]
+    if name is None:
+        name = _NameFacts(NameState(request.name, None, next_generation))
+    own_bytes = sum([source.size_bytes for source in request.sources])
+    return _Job(repo, request, ranks, hasher, name, is_in_use, chunks, own_bytes)
+
+
+def _read_name(repo: Repository, name: str) -> _NameFacts:
+    """Read the state of a name and the store's config at the same time."""
+    with Ahead(repo.store, partial(_read_listed_name, repo, name)) as read:
+        config = repo.read_same()
+        state, listed = read.result()
+    return _NameFacts(state, listed, config)
+
+
+def _read_listed_name(repo: Repository, name: str) -> tuple[NameState, Sequence[ObjectInfo] | None]:
+    """Read the state of a name, and list all names if that costs no further request."""
+    listed = list_names(repo, name)
+    state = read_name(repo.store, name) if listed is None else read_listed_name(repo.store, name, listed)
+    return state, listed
+
+
+def _find_same(job: _Job) -> SaveResult | None:
+    """Return the result of an earlier save of the same content and metadata; raise NameInUse if they differ.
+
+    Returns None if the save has to run: the name is free or may be overwritten, or its snapshot has the same content
+    but is damaged or not settled.
+    """
+    if not job.is_in_use or job.request.overwrite:
+        return None
+    with job.ranks.gathering("compare") as gathering:
+        refs = ChunkRows()
+        refs.extend(job.hasher.iter_digests(job.chunks))
+        own_digest = digest_snapshot(job.request.spec, _build_entries(job.request, refs))
+        gathering.given = own_digest, job.own_bytes
+    digests = [Digest(digest) for digest, _ in gathering.values]
+    found = job.ranks.broadcast("same", lambda: _compare(job, digests))
+    if found is None:
+        return None
+    digest, generation, logical_bytes = found
+    reused = sum(size for _, size in gathering.values)
+    return SaveResult(job.request.name, Digest(digest), generation, logical_bytes, 0, reused, 0.0, existed=True)
+
+
+def _compare(job: _Job, digests: Sequence[Digest]) -> tuple[bytes, int, int] | None:
+    """Compare the content of all ranks with the name's current snapshot; on the coordinator."""
+    request, current, store = job.request, job.name.state.snapshot, job.repo.store
+    assert current is not None, "the name is in use"
+    digest = digest_parts(request.root.spec, request.root.entries, digests) if request.root else digests[0]
+    if digest != current.digest or canonical_json(request.metadata) != canonical_json(current.metadata):
+        raise NameInUse(
+            f"{request.name!r} is in use and holds other content; nothing was written."
+            " Choose another name, or overwrite it (--overwrite, overwrite=True)",
+            name=request.name,
+        )
+    # Not settled: its own save may still withdraw it, and the name would be empty although we reported success.
+    if not is_settled(store, current) or (request.verify_reuse and not is_whole(job.repo, current)):
+        return None
+    # The record may be visible but not durable yet.
+    store.sync(find_shelf(request.name))
+    return digest, current.generation, current.logical_bytes
+
+
+def _open_store(job: _Job) -> None:
+    """Verify that the bytes of every rank have room; create the store if there is none."""
+    with job.ranks.gathering("room"):
+        _verify_room(job)
+    # Only on the coordinator, because this may create the store. Other ranks call it once they see the coordinator's
+    # lease: on a path that is local to each node, every rank would create a store of its own.
+    job.ranks.broadcast("open", lambda: bool(job.repo.prepare_write(job.name.config)))
+
+
+def _write(job: _Job, transaction: Transaction, progress: Progress) -> SaveResult:
+    """Write the chunks that the store lacks, and commit."""
+    request = job.request
+    content = SnapshotContent(
+        Draft(job.name.state, request.metadata, request.environment, after_s=request.after_s), root=request.root
+    )
+    progress.begin(f"save {request.name}", job.own_bytes)
+    try:
+        with Ahead(job.repo.store, partial(_read_bases, job)) as bases, transaction:
+            with transaction.sealing(content):
+                manifests = bases.result()
+                since_whole = _allow_deltas(job, manifests, transaction.avoid)
+                existing = ExistingChunks(job.repo, manifests, avoid=transaction.avoid)
+                stages = job.repo.counters.stages
+                filler = Filler(job.hasher, existing, transaction.packer, stages, verify_reuse=request.verify_reuse)
+                refs = _fill(job, filler, progress)
+                content.parts = [ManifestPart(request.spec, _build_entries(request, refs), since_whole)]
+            while content.is_stale:
+                with transaction.sealing(content):
+                    content.move(_rewrite(job, filler, refs, content.stale))
+            snapshot = transaction.commit(content)
+    finally:
+        progress.end()
+    new, reused, stored = _add_up(job, filler)
+    sizes = (snapshot.logical_bytes, new, reused, 0.0)
+    return SaveResult(request.name, snapshot.digest, snapshot.generation, *sizes, stored_bytes=stored)
+
+
+def _fill(job: _Job, filler: Filler, progress: Progress) -> ChunkRows:
+    request = job.request
+    if request.digests:
+        refs = filler.fill_digested(job.chunks, progress, request.note_missing)
+    else:
+        refs = filler.fill(job.chunks, progress)
+    progress.advance(sum(request.sources[position].size_bytes for position in request.repeats))
+    return refs
+
+
+def _rewrite(job: _Job, filler: Filler, refs: ChunkRows, stale: Sequence[ChunkRef]) -> list[ChunkRef]:
+    """Write stale chunks into the save's own packs, even if other copies exist; return their new references."""
+    if not stale:
+        return []
+    by_digest = dict(zip(refs.iter_digests(), job.chunks, strict=True))
+    distinct = list({ref.digest: ref for ref in stale}.values())
+    return filler.rewrite([by_digest[ref.digest] for ref in distinct], distinct)
+
+
+def _add_up(job: _Job, filler: Filler) -> tuple[int, int, int]:
+    """Return the bytes that all ranks wrote, reused and stored; only this rank's, if not all ranks answer."""
+    own = (filler.new_bytes, job.own_bytes - filler.new_bytes, filler.stored_bytes)
+    try:
+        with job.ranks.gathering("done") as gathering:
+            gathering.given = own
+    except RankError as error:
+        # The snapshot is committed, so this is no error. The next collective call reports the failed rank.
+        _log.warning("%r was saved, but not all ranks answered afterwards: %s", job.request.name, error)
+        return own
+    new, reused, stored = (sum(each) for each in zip(*gathering.values, strict=True))
+    return new, reused, stored
+
+
+def _read_bases(job: _Job) -> list[Manifest]:
+    """Read the manifests whose chunks this save probably reuses.
+
+    They may be read before the lease exists: a pack that they name is looked for after the marks were read.
+    """
+    repo, request = job.repo, job.request
+    if request.base:
+        base: CommittedSnapshot | None = read_snapshot(repo.store, request.base)
+    else:
+        # Ranks that have not read the state of the name have not listed the names.
+        listed = job.name.listed if job.ranks.is_coordinator else list_names(repo, request.name)
+        base = read_base(repo, request.name, listed=listed, is_needed=job.delta_run > 0)
+    return read_bases(repo.store, [job.name.state.snapshot, base])
+
+
+def _allow_deltas(job: _Job, manifests: Sequence[Manifest], avoid: frozenset[str]) -> int:
+    """Let new chunks be stored as deltas on these manifests, unless this save has to be whole; return `since_whole`."""
+    repo, encoder = job.repo, job.hasher.encoder
+    since_whole = 1 + max([manifest.since_whole for manifest in manifests], default=job.delta_run)
+    if encoder is None or since_whole > job.delta_run:
+        return 0
+    boxes = {position: place.boxes for position, place in job.request.places.items() if place.dims}
+    level: CodecLevel = "fast" if encoder.choice == "fast" else "small"
+    encoder.deltas = DeltaEncoder(repo.store, manifests, repo.counters.stages, avoid=avoid, level=level, boxes=boxes)
+    return since_whole
+
+
+def _verify_room(job: _Job) -> None:
+    """Raise StoreFull before writing if the new bytes do not fit; hashes everything only if that is uncertain."""
+    repo, request = job.repo, job.request
+    free = repo.store.find_free_bytes()
+    if free is None or job.own_bytes <= free or job.hasher.encodes:
+        return  # what is compressed may fit all the same; if it does not, the write fails
+    repo.index.refresh()
+    existing = ExistingChunks(repo, read_bases(repo.store, [read_base(repo, request.name)]), avoid=frozenset())
+    new: dict[Digest, int] = {}
+    for ref in job.hasher.iter_digests(job.chunks):
+        if ref.size_bytes <= INLINE_BYTES or not (ref.digest in new or existing.find(ref.digest, ref.size_bytes)):
+            new[ref.digest] = ref.size_bytes
+    needed = sum(new.values())
+    if needed > free:
+        raise StoreFull(
+            f"saving {request.name!r} needs {needed} bytes, {repo.store.url} has {free} free; nothing was written."
+            " Free some space, or save elsewhere",
+            needed_bytes=needed,
+            free_bytes=free,
+        )
 
 
 def _verify_request(request: Request) -> Request:

@@ -15,7 +15,7 @@ from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.roots import read_leases
 from holdfast.repo.names.snapshots import read_name
 from holdfast.repo.write.part_writer import MakeSources, PlacedSource, WrittenPart, end_lease, write_part
-from holdfast.repo.write.transaction import Draft, ManifestPart, Transaction
+from holdfast.repo.write.transaction import Draft, ManifestPart, SnapshotContent, Transaction
 from holdfast.repo.write.writer import Placement
 from tests.kit.saving import keys, load_bytes, new_repo, noise, only_pack, pack_of, rot, save_bytes
 from tests.kit.standing import put_mark
@@ -39,8 +39,10 @@ def commit_parts(repo: Repository, name: str, *parts: WrittenPart) -> None:
     """Commit parts that together have the entries x and y."""
     root = ManifestPart(None, [Entry("x", len(X), (), dims=1), Entry("y", len(Y), (), dims=1)])
     with Transaction(repo, purpose="commit") as transaction:
-        draft = Draft(read_name(repo.store, name), root=root, parts=[part.ref for part in parts])
-        transaction.commit(draft, list, rewrite=list)
+        content = SnapshotContent(Draft(read_name(repo.store, name)), root=root, others=[part.ref for part in parts])
+        with transaction.sealing(content):
+            pass
+        transaction.commit(content)
 
 
 @pytest.fixture

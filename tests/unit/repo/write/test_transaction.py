@@ -22,10 +22,10 @@ from holdfast.repo.names import leases
 from holdfast.repo.names.leases import EXPIRE_S, RENEW_S
 from holdfast.repo.names.marks import ABANDONED_S
 from holdfast.repo.names.roots import is_settled, read_leases
-from holdfast.repo.names.snapshots import NameState, read_name
+from holdfast.repo.names.snapshots import CommittedSnapshot, NameState, read_name
 from holdfast.repo.upkeep.collect import Rules, collect
 from holdfast.repo.upkeep.sweep import fence
-from holdfast.repo.write.transaction import Draft, ManifestPart, Transaction
+from holdfast.repo.write.transaction import Draft, ManifestPart, SnapshotContent, Transaction
 from tests.faults.hooked_store import HookedStore, nth, once
 from tests.kit.hooking import Hook
 from tests.kit.saving import (
@@ -47,12 +47,21 @@ ENTRIES = [Entry("x", 4, (inline_ref(b"1234"),))]
 
 
 def commit(transaction: Transaction, repo: Repository, name: str = "a") -> None:
-    transaction.commit(Draft(read_name(repo.store, name)), lambda: [ManifestPart(None, ENTRIES)], rewrite=list)
+    commit_part(transaction, Draft(read_name(repo.store, name)), ManifestPart(None, ENTRIES))
+
+
+def commit_part(transaction: Transaction, draft: Draft, part: ManifestPart) -> CommittedSnapshot:
+    content = SnapshotContent(draft)
+    with transaction.sealing(content):
+        content.parts = [part]
+    return transaction.commit(content)
 
 
 def commit_together(transaction: Transaction, make_parts: Callable[[], list[ManifestPart]]) -> int:
-    draft = Draft(NameState("a", None, 0), root=ManifestPart(None, []))
-    return transaction.commit(draft, make_parts, rewrite=list).generation
+    content = SnapshotContent(Draft(NameState("a", None, 0)), root=ManifestPart(None, []))
+    with transaction.sealing(content):
+        content.parts = make_parts()
+    return transaction.commit(content).generation
 
 
 def every(name: str, prefix: str, act: Callable[[], None]) -> Callable[[str, str], None]:
@@ -94,7 +103,7 @@ def test_a_draft_says_what_the_record_holds(ready: Repository, clock: VirtualClo
     clock.advance(77)
     with Transaction(ready, purpose="save") as transaction:
         draft = Draft(read_name(ready.store, "a"), metadata={"k": "v"}, time_s=5.0)
-        made = transaction.commit(draft, lambda: [ManifestPart([1], ENTRIES)], rewrite=list)
+        made = commit_part(transaction, draft, ManifestPart([1], ENTRIES))
     assert made == snapshot_of(ready, "a")
     assert (made.time_s, made.metadata, made.num_entries, made.logical_bytes) == (5.0, {"k": "v"}, 1, 4)
     assert ready.recent.find("a") == made
@@ -145,9 +154,12 @@ def test_marks_that_never_end_make_it_give_up(ready: Repository, store: MemorySt
     save_bytes(ready, "a", {"x": noise(2000)})
     entry = read_entries(ready, "a")["x"]
     put_mark(store, [pack_key(pack_of(ready, "a", "x").pack_id)])
-    with pytest.raises(LeaseLost, match="garbage collections keep marking chunks that it uses"):
+    with pytest.raises(LeaseLost, match="garbage collections keep marking chunks that it uses"):  # noqa: PT012 - its loop
         with Transaction(ready, purpose="save") as transaction:
-            transaction.commit(Draft(read_name(store, "b")), lambda: [ManifestPart(None, [entry])], rewrite=list)
+            content = SnapshotContent(Draft(read_name(store, "b")), parts=[ManifestPart(None, [entry])])
+            while not content.whole or content.is_stale:
+                with transaction.sealing(content):
+                    pass
     assert read_name(store, "b").snapshot is None
 
 
@@ -156,7 +168,7 @@ def test_a_name_taken_meanwhile_is_a_conflict_and_only_leaves_a_manifest(ready: 
     save_bytes(ready, "a", {"x": b"theirs"})
     manifests = len(keys(ready.store, MANIFESTS))
     with pytest.raises(NameInUse), Transaction(ready, purpose="save") as transaction:
-        transaction.commit(Draft(state), lambda: [ManifestPart(None, ENTRIES)], rewrite=list)
+        commit_part(transaction, Draft(state), ManifestPart(None, ENTRIES))
     assert load_bytes(ready, "a") == {"x": b"theirs"}
     assert keys(ready.store, LEASES) == []
     assert len(keys(ready.store, MANIFESTS)) == manifests + 1
