@@ -14,7 +14,7 @@ from holdfast.repo.names.roots import read_live
 from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
 from holdfast.repo.names.tags import set_tag
 from holdfast.repo.upkeep.collect import Rules, collect
-from holdfast.repo.upkeep.prune import Keep, prune
+from holdfast.repo.upkeep.prune import Keep, apply_prune, read_prune_plan
 from holdfast.repo.upkeep.repair import apply_repair, plan_repair
 from holdfast.repo.upkeep.sweep import publish_mark
 from holdfast.repo.upkeep.transfer import apply_repack, copy_snapshot, plan_repack
@@ -110,7 +110,7 @@ def collect_all(store: ObjectStore) -> None:
 
 
 def prune_and_collect(store: ObjectStore) -> None:
-    prune(store, "run/", Keep(last=1))
+    apply_prune(store, read_prune_plan(store, "run/", Keep(last=1)))
     collect(store, AT_ONCE)
 
 

@@ -16,7 +16,7 @@ from holdfast.repo.names.roots import read_live
 from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
 from holdfast.repo.read.reader import open_snapshot
 from holdfast.repo.upkeep.collect import Rules, collect
-from holdfast.repo.upkeep.prune import Keep, prune
+from holdfast.repo.upkeep.prune import Keep, apply_prune, read_prune_plan
 from holdfast.repo.upkeep.transfer import apply_repack, plan_repack
 from tests.faults.hooked_store import HookedStore
 from tests.faults.scenario import Content, random_bytes, save_content
@@ -52,7 +52,7 @@ def repack_again(store: ObjectStore) -> None:
 
 
 def prune_all_but_one(store: ObjectStore) -> None:
-    prune(store, "run/", Keep(last=1))
+    apply_prune(store, read_prune_plan(store, "run/", Keep(last=1)))
     collect(store, NOW)
 
 

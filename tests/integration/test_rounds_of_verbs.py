@@ -17,7 +17,7 @@ from holdfast.objects.cloud.cloud_store import REQUESTS_AT_ONCE, CloudStore
 from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.snapshots import delete_snapshot
 from holdfast.repo.upkeep.collect import Rules, collect, plan_collect, verify_may_collect
-from holdfast.repo.upkeep.prune import Keep, prune
+from holdfast.repo.upkeep.prune import Keep, apply_prune, read_prune_plan
 from tests.cli.runs import Cli
 from tests.kit.many_snapshots import fill_server
 from tests.kit.rounds import Rounds, count_rounds
@@ -189,7 +189,8 @@ def test_planning_a_collection_takes_sixty_rounds(full: S3Server) -> None:
 
 def test_collecting_takes_a_hundred_and_fifty_rounds(full: S3Server) -> None:
     store = open_cloud(full)
-    assert len(prune(store, "run/", Keep(last=800))) == 200
+    plan = read_prune_plan(store, "run/", Keep(last=800))
+    assert len(apply_prune(store, plan).deleted) == 200
     age(full)
     with count_cost(full) as cost:
         collected = collect(store, Rules(min_age_s=0.0))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from holdfast.digest import Digest, hash_bytes
 from holdfast.tensors.device_digest import pieces
 from holdfast.tensors.device_digest.choice import DigestBackend
-from holdfast.tensors.device_digest.digests import digest, digest_cuts, digest_pieces
+from holdfast.tensors.device_digest.digests import digest, digest_pieces
 from holdfast.tensors.device_digest.pieces import DeviceBytes, DevicePiece, Part
 from holdfast.tensors.device_digest.side_stream import SideStream
 from holdfast.tensors.device_digest.tree import Kernels
@@ -114,12 +114,10 @@ def check_gaps(backend: DigestBackend) -> None:
 
     raw = [tensor.resolve_conj().contiguous().numpy().tobytes() for tensor in tensors]
     assert found == [hash_bytes(each) for each in raw]
-    cuts = [1001, 1002, len(raw[0])]
-    assert digest_cuts(tensors[0], cuts, backend=backend) == [
-        hash_bytes(raw[0][:1001]),
-        hash_bytes(raw[0][1001:1002]),
-        hash_bytes(raw[0][1002:]),
-    ]
+    spans = [(0, 1001), (1001, 1002), (1002, len(raw[0]))]
+    data = DeviceBytes.from_tensor(tensors[0])
+    cut = digest_pieces([DevicePiece(data, *span) for span in spans], backend=backend)
+    assert cut == [hash_bytes(raw[0][slice(*span)]) for span in spans]
 
 
 def check_far_leaf(kernels: Kernels) -> None:

@@ -27,7 +27,7 @@ from holdfast.repo.names.roots import is_settled, iter_needed, read_leases
 from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot, iter_names, read_snapshot
 from holdfast.repo.names.tags import Tag, delete_tag, iter_tags, set_tag
 from holdfast.repo.upkeep.collect import Rules, collect, plan_collect
-from holdfast.repo.upkeep.prune import Keep, prune
+from holdfast.repo.upkeep.prune import Keep, apply_prune, read_prune_plan
 from holdfast.repo.upkeep.repair import apply_repair, plan_repair, rebuild_index
 from holdfast.repo.upkeep.sweep import iter_marks, publish_mark
 from holdfast.repo.upkeep.transfer import apply_repack, copy_snapshot, plan_repack
@@ -133,7 +133,8 @@ class RepositoryMachine(RuleBasedStateMachine):
 
     @rule(last=st.integers(1, 3))
     def prune(self, last: int) -> None:
-        deleted = {snapshot.name for snapshot in prune(self.store, "", Keep(last=last))}
+        plan = read_prune_plan(self.store, "", Keep(last=last))
+        deleted = {snapshot.name for snapshot in apply_prune(self.store, plan).deleted}
         assert deleted.isdisjoint(self.tags.values())
         assert len(self.held.keys() - deleted) >= min(last, len(self.held))
         for name in deleted:

@@ -32,7 +32,7 @@ _START_S: Final = 30.0
 
 
 class Task(Generic[Result]):
-    """One function call. It is claimed once: by a thread, by the caller that waits for it, or by `cancel`."""
+    """One function call. It is claimed once: by a thread, or by the caller that waits for it or abandons it."""
 
     def __init__(self, pool: ThreadPool, work: Callable[[], Result]) -> None:
         self._pool = pool
@@ -57,15 +57,6 @@ class Task(Generic[Result]):
         finally:
             self._is_done = True
             self._done.release()
-
-    def cancel(self) -> bool:
-        """Prevent the task from running; return False if it has begun."""
-        if self._claim or not self._is_claimed_here():
-            return False
-        self._work = None
-        self._is_done = True
-        self._done.release()
-        return True
 
     def abandon(self) -> None:
         """Return when no thread runs the task and none will; may be called again after an interrupt."""
@@ -250,7 +241,7 @@ class ThreadPool:
         return _BEGIN_S if self._slots and not self._has_waited else 0.0
 
     def shutdown(self) -> None:
-        """Run all tasks that were submitted and not cancelled, then end the threads."""
+        """Run all tasks that were submitted and not abandoned, then end the threads."""
         # First: a thread that begins after this sees the flag and ends. Threads that have begun are waited for.
         self._is_shut_down = True
         with suppress(MemoryError):  # a thread that gets no message ends when it has been idle

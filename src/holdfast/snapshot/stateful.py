@@ -6,7 +6,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Generator, Mapping
 from copy import copy
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -27,16 +27,6 @@ NO_POSITION: Final = (
 )
 
 NotePerRank = Callable[[TreePath], None]
-
-
-class Stateful(Protocol):
-    """An object that is saved as its `state_dict()`, and loaded by `load_state_dict()`."""
-
-    def state_dict(self) -> Any:
-        """Return the state: a tree."""
-
-    def load_state_dict(self, state_dict: Any, /) -> object:
-        """Restore a state."""
 
 
 def is_stateful(value: object) -> bool:

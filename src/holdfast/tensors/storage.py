@@ -72,17 +72,6 @@ def is_allocated(tensor: torch.Tensor) -> bool:
     return _has_memory(_find_storage(tensor))
 
 
-def storage_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    """Return a uint8 tensor over a whole CPU storage, without a copy."""
-    if storage.device.type != "cpu":
-        raise Unsupported(f"the bytes of a storage on {storage.device} cannot be read; copy it to the CPU first")
-    if storage.nbytes() and not _has_memory(storage):
-        raise Unsupported(
-            f"a storage of {storage.nbytes()} bytes has no memory; use the storages of the tensors inside its tensor"
-        )
-    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
-
-
 def tensor_bytes(tensor: torch.Tensor, size_bytes: int) -> memoryview:
     """Return `size_bytes` of a CPU tensor's memory from its first item on: no copy, valid while the tensor lives."""
     start = int(tensor.storage_offset()) * tensor.element_size()

@@ -154,7 +154,7 @@ def test_without_any_thread_the_caller_does_the_work(
     for task in tasks[:3]:
         task.result()
     assert done == [0, 1, 2]
-    assert tasks[3].cancel()
+    tasks[3].abandon()
     pool.shutdown()
 
     assert done == [0, 1, 2, 4]
@@ -218,30 +218,6 @@ def test_a_task_whose_claim_was_interrupted_can_be_abandoned(pool: ThreadPool) -
     task.run()
 
     assert not task._is_done
-
-
-def test_a_cancelled_task_does_not_run_and_a_running_one_cannot_be_cancelled(pool: ThreadPool) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-    done: list[str] = []
-
-    def work() -> None:
-        begun.set()
-        go_on.wait(PATIENCE_S)
-        done.append("begun")
-
-    tasks = [ThreadPool.submit(pool, work)]
-    assert begun.wait(PATIENCE_S)
-    single = ThreadPool("single", 0)
-    waiting = single.submit(lambda: done.append("cancelled"))
-
-    assert waiting.cancel()
-    assert not tasks[0].cancel()
-    go_on.set()
-    tasks[0].wait()
-    pool.shutdown()
-    single.shutdown()
-
-    assert done == ["begun"]
 
 
 def test_an_error_does_not_hold_the_task_that_it_came_from(pool: ThreadPool) -> None:

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
 from holdfast.errors import Mismatch, Unsupported
-from holdfast.tensors.storage import alloc_storage, free_storage, is_allocated, storage_bytes, tensor_bytes
+from holdfast.tensors.storage import alloc_storage, free_storage, is_allocated, tensor_bytes
 
 ALL_DTYPES: Final = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
 
@@ -192,50 +192,6 @@ def test_tensors_without_a_storage_of_their_own_are_refused(tensor: torch.Tensor
     for act in (is_allocated, free_storage, lambda tensor: alloc_storage(tensor, (2,))):
         with pytest.raises(Unsupported, match=text):
             act(tensor)
-
-
-@pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
-def test_the_bytes_of_any_dtype_are_the_storage_itself(dtype: torch.dtype) -> None:
-    storage = empty((3, 5), dtype).untyped_storage()
-
-    data = storage_bytes(storage)
-
-    assert (data.dtype, data.shape) == (torch.uint8, (storage.nbytes(),))
-    assert data.data_ptr() == storage.data_ptr()
-
-
-def test_bytes_are_those_of_the_whole_storage_whatever_the_tensor() -> None:
-    tensor = torch.tensor([1, 2, 3], dtype=torch.uint8)
-
-    data = storage_bytes(tensor[2:].untyped_storage())
-    data[0] = 9
-
-    assert tensor.tolist() == [9, 2, 3]
-
-
-def test_bytes_keep_their_storage_alive() -> None:
-    data = storage_bytes(torch.full((4,), 5, dtype=torch.uint8).untyped_storage())
-
-    assert data.tolist() == [5, 5, 5, 5]
-
-
-def test_a_freed_storage_has_no_bytes() -> None:
-    tensor = torch.ones(3)
-    free_storage(tensor)
-
-    assert storage_bytes(tensor.untyped_storage()).shape == (0,)
-
-
-def test_bytes_that_are_not_on_the_host_are_refused() -> None:
-    with pytest.raises(Unsupported, match=r"^the bytes of a storage on meta cannot be read; copy it to the CPU first$"):
-        storage_bytes(torch.ones(3, device="meta").untyped_storage())
-
-
-def test_a_storage_that_is_a_mere_shell_is_refused() -> None:
-    with pytest.raises(
-        Unsupported, match=r"^a storage of 8 bytes has no memory; use the storages of the tensors inside its tensor"
-    ):
-        storage_bytes(make_two().untyped_storage())
 
 
 def test_the_bytes_of_a_tensor_are_its_memory_from_the_first_item_on() -> None:

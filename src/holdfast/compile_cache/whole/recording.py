@@ -33,8 +33,6 @@ from holdfast.compile_cache.whole.running import find_extern
 from holdfast.compile_cache.whole.state import find_undescribed
 from holdfast.json_text import Json
 
-Backend = Callable[..., Callable[..., Any]]
-
 # Guards on global state, which the description contains. All others are on values.
 _GLOBAL_GUARDS: Final = frozenset(
     {

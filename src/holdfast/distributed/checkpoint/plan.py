@@ -40,9 +40,6 @@ _READ: Final = b"r"
 _DIGESTS: Final = b"d"
 """Kinds of fingerprints: of bytes that were read, and of digests that a device has computed."""
 
-ReplicaKey = tuple[str, Json]
-"""Identifies what several ranks may have: the name of an entry, and its boxes if it has any."""
-
 
 @dataclass(frozen=True, slots=True)
 class Planned:

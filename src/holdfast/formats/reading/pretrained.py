@@ -17,7 +17,6 @@ from holdfast.repo.files import SourceFolder
 SAFETENSORS_SUFFIX: Final = ".safetensors"
 TORCH_INDEX: Final = "pytorch_model.bin.index.json"
 TORCH_FILE: Final = "pytorch_model.bin"
-CONFIG: Final = "config.json"
 
 
 def list_weights(names: Sequence[str]) -> dict[str, list[str]]:

@@ -286,11 +286,6 @@ def _apply_one(store: ObjectStore, snapshot: CommittedSnapshot, reason: str) -> 
     return PruneDecision(state.snapshot, (reason,) if reason else ())
 
 
-def prune(store: ObjectStore, prefix: str, keep: Keep) -> list[CommittedSnapshot]:
-    """Plan and delete in one call; return the deleted snapshots."""
-    return list(apply_prune(store, read_prune_plan(store, prefix, keep)).deleted)
-
-
 def apply_prune_in_groups(store: ObjectStore, plan: PrunePlan, progress: Progress) -> Pruned:
     """Delete the snapshots in the plan, a group at a time; `progress` counts their bytes, without deduplication."""
     doomed = [verdict for verdict in plan.verdicts if not verdict.reasons]

@@ -22,8 +22,6 @@ from holdfast.texts import format_utc
 
 MAX_SERIES: Final = 24
 """Series in the map of shared bytes; of more, those with the most snapshots."""
-MAX_ROWS: Final = 2000
-"""Snapshots of one page."""
 MAX_PAIRED: Final = MAX_GROUPS
 """Snapshots that are compared with each other in one answer."""
 

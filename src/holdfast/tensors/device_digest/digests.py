@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 
@@ -26,14 +25,6 @@ def digest(tensor: torch.Tensor, *, backend: DigestBackend | None = None) -> Dig
     """
     data = DeviceBytes.from_tensor(tensor)
     return digest_pieces([DevicePiece(data, 0, data.size_bytes)], backend=backend)[0]
-
-
-def digest_cuts(tensor: torch.Tensor, cuts: Sequence[int], *, backend: DigestBackend | None = None) -> list[Digest]:
-    """Return the digests of a tensor's bytes in C order, cut at the offsets `cuts`, of which the last is its size."""
-    data = DeviceBytes.from_tensor(tensor)
-    if (cuts[-1] if cuts else 0) != data.size_bytes:
-        raise ValueError(f"the cuts end at {cuts[-1] if cuts else 0}, the tensor at {data.size_bytes} bytes")
-    return digest_pieces([DevicePiece(data, *between) for between in pairwise((0, *cuts))], backend=backend)
 
 
 def digest_pieces(pieces: Sequence[DevicePiece], *, backend: DigestBackend | None = None) -> list[Digest]:

@@ -24,7 +24,6 @@ from holdfast.repo.upkeep.prune import (
     make_keep,
     parse_best,
     plan_prune,
-    prune,
     read_prune_plan,
 )
 from tests.kit.saving import PACK_ID, keys, load_bytes, record_key, rot, save_bytes, snapshot_of
@@ -233,14 +232,16 @@ def test_planning_changes_nothing(three: Repository, store: MemoryStore) -> None
 
 
 def test_pruning_deletes_and_says_what(three: Repository) -> None:
-    assert names(tuple(prune(three.store, "run/", Keep(last=1)))) == ["run/1", "run/2"]
+    plan = read_prune_plan(three.store, "run/", Keep(last=1))
+    assert names(apply_prune(three.store, plan).deleted) == ["run/1", "run/2"]
     assert load_bytes(three, "run/3") == {"x": b"run/3" * 200}
     assert read_prune_plan(three.store, "", Keep(last=1)).delete == (snapshot_of(three, "run/3"),)
 
 
 def test_a_tagged_one_is_not_pruned(three: Repository) -> None:
     set_tag(three.store, "best", snapshot_of(three, "run/1"))
-    assert names(tuple(prune(three.store, "run/", Keep(last=1)))) == ["run/2"]
+    plan = read_prune_plan(three.store, "run/", Keep(last=1))
+    assert names(apply_prune(three.store, plan).deleted) == ["run/2"]
 
 
 def test_a_name_that_changed_since_the_plan_is_passed_over(three: Repository) -> None:
@@ -290,7 +291,7 @@ def test_a_tag_that_cannot_be_read_might_protect_anything(three: Repository) -> 
     set_tag(three.store, "best", snapshot_of(three, "run/1"))
     rot(three.store, keys(three.store, "tags/")[0], 130)
     with pytest.raises(Corrupt, match="it might protect a snapshot, so nothing is pruned"):
-        prune(three.store, "run/", Keep(last=1))
+        read_prune_plan(three.store, "run/", Keep(last=1))
 
 
 def test_a_damaged_snapshot_is_kept(three: Repository) -> None:

@@ -10,7 +10,7 @@ from holdfast.digest import hash_bytes
 from holdfast.errors import Unsupported
 from holdfast.tensors.device_digest import choice
 from holdfast.tensors.device_digest.choice import DigestBackend
-from holdfast.tensors.device_digest.digests import digest, digest_cuts, digest_pieces
+from holdfast.tensors.device_digest.digests import digest, digest_pieces
 from tests.kit import device_digests
 from tests.kit.device_digests import CPU, piece_lists
 from tests.tensor_zoo import DTYPES, make_bytes, make_items
@@ -50,14 +50,8 @@ def test_pieces_of_the_cpu_are_hashed_by_the_cpu_unless_another_backend_is_force
     assert choice.choose_backend(CPU).backend == "cpu"
 
 
-def test_cuts_must_end_where_the_tensor_ends() -> None:
-    with pytest.raises(ValueError, match="the cuts end at 10, the tensor at 12 bytes"):
-        digest_cuts(torch.zeros(3), [4, 10])
-
-
 def test_nothing_has_no_digests() -> None:
     assert digest_pieces([]) == []
-    assert digest_cuts(torch.zeros(0), []) == []
 
 
 def test_a_tensor_without_bytes_of_its_own_is_refused() -> None:
