@@ -16,7 +16,7 @@ from tests.architecture.sources import Import, Source, iter_imports, parse_sourc
 # Every top-level module or folder of the package stands here or in ASIDE: a new one is a decision, made here.
 LAYERS: Final = (
     ("errors",),
-    ("progress", "digest", "json_text", "lru", "texts"),
+    ("progress", "digest", "json_text", "low_priority", "lru", "texts"),
     ("display",),
     ("objects",),
     ("repo",),
@@ -90,7 +90,7 @@ ASIDE: Final = {"testing": "repo"}
 # `ls`, `check` and `gc` must start fast and run where torch is not wanted. numpy may be used wherever torch may.
 WITH_TORCH: Final = {"torch", "numpy"}
 TORCH_FREE: Final = frozenset(
-    {"", "errors", "progress", "digest", "json_text", "lru", "texts", "display"}
+    {"", "errors", "progress", "digest", "json_text", "low_priority", "lru", "texts", "display"}
     | {"objects", "repo", "query", "files", "cli", "testing"}
 )
 # ... but for what exists to make process groups, and XOR of long buffers, by numpy.

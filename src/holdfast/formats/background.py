@@ -5,17 +5,14 @@ A store that no other process can open is exported by a thread of low priority.
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from holdfast.errors import StoreError
 from holdfast.formats.export import ExportChoices, ExportResult, export, make_export_options
-from holdfast.formats.export_process import LOWEST_PRIORITY, can_export_apart, export_apart
+from holdfast.formats.export_process import can_export_apart, export_apart
+from holdfast.low_priority import lower_priority
 from holdfast.objects.at_exit import before_exit
 from holdfast.objects.thread_pool import BackgroundThread
 from holdfast.progress import Progress
@@ -94,7 +91,7 @@ class ExportHandle:
                 self.wait()
 
     def _run(self, run: Export) -> None:
-        _lower_priority()
+        lower_priority()
         self._result = run(self._meter)
         self._forget()
 
@@ -123,11 +120,3 @@ class ExportRunner:
         """Wait for all exports; raises the first error that no `wait` has raised."""
         while self._handles:
             self._handles.pop(0).finish()
-
-
-def _lower_priority() -> None:
-    """Give this thread, and those that it starts, the lowest priority: the training goes first on every core."""
-    # On Linux a priority belongs to a thread; elsewhere to the process, which must keep its own.
-    if sys.platform == "linux":
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)

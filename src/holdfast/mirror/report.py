@@ -48,7 +48,7 @@ class UploadNews:
 
     def __init__(self, url: str, *, progress: Progress | None = None) -> None:
         """Know nothing about the mirror at `url` yet; `progress` receives the bytes of each snapshot as well."""
-        self._url = url
+        self.url = url
         self._progress = progress or Silent()
         self._lock = threading.Lock()
         self._known: dict[str, str] = {}
@@ -85,7 +85,7 @@ class UploadNews:
         with self._lock:
             waiting = self._waiting | {name: each.logical_bytes for name, each in self._fresh.items()}
             return MirrorState(
-                self._url,
+                self.url,
                 len(self._known),
                 tuple(waiting),
                 sum(waiting.values()),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import threading
 import weakref
 from collections.abc import Iterable
@@ -14,7 +12,8 @@ from time import monotonic
 from typing import Final
 
 from holdfast.errors import HoldfastError
-from holdfast.mirror.apart import UploadProcess, can_upload_apart
+from holdfast.low_priority import ChildJob, lower_priority
+from holdfast.mirror.apart import can_upload_apart, make_upload_job, upload_apart
 from holdfast.mirror.plan import is_mirrored
 from holdfast.mirror.recorded import record_mirror
 from holdfast.mirror.report import UploadNews
@@ -27,7 +26,6 @@ from holdfast.repo.names.snapshots import CommittedSnapshot
 
 _log = logging.getLogger(__name__)
 
-_LOWEST_PRIORITY: Final = 19
 _STOP_S: Final = 60.0
 """How long to wait for an upload that was told to stop; one in a thread ends its snapshot first."""
 
@@ -43,7 +41,7 @@ class UploadWorker:
         """How this process opens the mirror."""
         self._lock = threading.Lock()
         self._thread: BackgroundThread | None = None
-        self._process: UploadProcess | None = None
+        self._child: ChildJob | None = None
         self._wanted = self._done = 0
         """How many uploads were asked for, and the number of the last one that an upload has covered."""
         self._is_stopped = False
@@ -98,9 +96,9 @@ class UploadWorker:
         """End the running upload; the next one goes on where it was."""
         self._is_stopped = True
         with self._lock:
-            process = self._process
-        if process is not None:
-            process.stop()
+            child = self._child
+        if child is not None:
+            child.stop()
         self.wait(_STOP_S)
 
     def finish(self) -> None:
@@ -128,7 +126,7 @@ class UploadWorker:
                 self.start()
 
     def _run(self) -> None:
-        _lower_priority()
+        lower_priority()
         while not self._is_ended():
             wanted = self._wanted
             try:
@@ -180,11 +178,11 @@ class UploadWorker:
         upload_all(job, news)
 
     def _upload_apart(self) -> None:
-        process = UploadProcess(self._repo, self.setting, self.news)
+        child = make_upload_job(self._repo, self.setting, self.news)
         with self._lock:
-            self._process = process
+            self._child = child
         if not self._is_stopped:
-            process.run()
+            upload_apart(child, self.news)
 
     def _report(self, error: str) -> None:
         """Log an error once, until an upload has succeeded; the state has it as well."""
@@ -209,11 +207,3 @@ def _finish(worker: weakref.ref[UploadWorker]) -> None:
     if found is not None:
         with suppress(HoldfastError):
             found.finish()
-
-
-def _lower_priority() -> None:
-    """Give this thread, and those that it starts, the lowest priority: the training goes first on every core."""
-    # On Linux a priority belongs to a thread; elsewhere to the process, which must keep its own.
-    if sys.platform == "linux":
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.errors import StoreError
-from holdfast.mirror.apart import UploadProcess, can_upload_apart
+from holdfast.mirror.apart import can_upload_apart, make_upload_job, upload_apart
 from holdfast.mirror.report import UploadNews
 from holdfast.mirror.setting import MirrorSetting
 from holdfast.objects.memory import MemoryStore
@@ -21,6 +21,10 @@ from tests.kit.s3_server import Fault, Request, S3Server
 from tests.kit.saving import MIB, load_bytes, new_repo, noise, save_bytes
 
 CONTENT = {"w": noise(3 * MIB, 1)}
+
+
+def upload(repo: Repository, setting: MirrorSetting, news: UploadNews) -> None:
+    upload_apart(make_upload_job(repo, setting, news), news)
 
 
 def test_only_stores_that_another_process_can_open_are_uploaded_apart(
@@ -34,7 +38,7 @@ def test_only_stores_that_another_process_can_open_are_uploaded_apart(
 def test_a_child_uploads_and_reports(local: Repository, setting: MirrorSetting) -> None:
     save_bytes(local, "a", CONTENT)
     news = UploadNews(setting.url)
-    UploadProcess(local, setting, news).run()
+    upload(local, setting, news)
     state = news.read()
     assert (state.present, state.waiting, state.sent_bytes) == (1, (), 3 * MIB)
     assert load_bytes(setting.open(local.budget_bytes), "a") == CONTENT
@@ -45,7 +49,7 @@ def test_an_error_of_the_child_is_raised(local: Repository, setting: MirrorSetti
     with open(setting.url, "w", encoding="utf-8") as file:
         file.write("a file is no store")
     with pytest.raises(StoreError, match="there"):
-        UploadProcess(local, setting, UploadNews(setting.url)).run()
+        upload(local, setting, UploadNews(setting.url))
 
 
 def test_a_child_that_is_killed_is_continued_by_the_next(
@@ -64,19 +68,20 @@ def test_a_child_that_is_killed_is_continued_by_the_next(
         return None
 
     server.fault_of = wait_at_the_commit
-    process = UploadProcess(local, bucket, UploadNews(bucket.url))
+    news = UploadNews(bucket.url)
+    job = make_upload_job(local, bucket, news)
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            process.run()
+            upload_apart(job, news)
         except StoreError as error:
             errors.append(error)
 
     thread = threading.Thread(target=run)
     thread.start()
     assert is_sent.wait(60)
-    child = process._child
+    child = job._child
     assert child is not None
     os.kill(child.pid, signal.SIGKILL)
     go_on.set()
@@ -85,7 +90,7 @@ def test_a_child_that_is_killed_is_continued_by_the_next(
     sent = server.count("PUT", PACKS)
 
     news = UploadNews(bucket.url)
-    UploadProcess(local, bucket, news).run()
+    upload(local, bucket, news)
     assert server.count("PUT", PACKS) == sent
     assert news.read().sent_bytes == 0
     assert load_bytes(bucket.open(local.budget_bytes), "a") == CONTENT
@@ -93,6 +98,7 @@ def test_a_child_that_is_killed_is_continued_by_the_next(
 
 def test_a_child_that_is_stopped_is_no_error(local: Repository, setting: MirrorSetting) -> None:
     save_bytes(local, "a", CONTENT)
-    process = UploadProcess(local, setting, UploadNews(setting.url))
-    process.stop()
-    process.run()
+    news = UploadNews(setting.url)
+    job = make_upload_job(local, setting, news)
+    job.stop()
+    upload_apart(job, news)
