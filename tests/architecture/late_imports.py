@@ -16,6 +16,7 @@ _SAVING: Final = "imports what saves, which takes 0.1 s; a hit only reads"
 
 LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
     "cli/grammar.py": {"holdfast.cli.verbs": "only the verb that was typed is imported: `ls` does not wait for `put`"},
+    "cli/main.py": {"holdfast.cli.verbs.shell.completion": "imports argcomplete; only a shell that completes needs it"},
     "cli/output.py": {"rich": "takes as long as all other imports together; only work of some length shows a bar"},
     "cli/verbs/cache.py": {"holdfast.compile_cache.key.system": "needs torch; only --other-systems uses it"},
     "cli/verbs/diff.py": {"holdfast.diff.values": "needs torch; only --values uses it"},
@@ -37,8 +38,8 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
     },
     "cli/verbs/run_tensor.py": {
         "holdfast.capture.compare": _RUNS,
-        "holdfast.capture.report.tensor_summary": _RUNS,
         "holdfast.capture.stored.runs": _RUNS,
+        "holdfast.capture.stored.statistics": _RUNS,
     },
     "files/cuts.py": {"holdfast.files.torch_archive": "takes as long as reading 10 MiB; only zip files need it"},
     "formats/writing/zip_layout.py": {"zlib_ng": "optional; zlib computes the same in six times the time"},

@@ -17,7 +17,7 @@ _NOT_FOR_HITS: Final = ("torch._dynamo", "torch._inductor", "sympy", "holdfast.f
 LIGHT: Final = {
     "holdfast": ("torch", "numpy", "rich", "obstore", "boto3"),
     "holdfast.errors": ("torch", "numpy", "rich", "obstore", "boto3"),
-    "holdfast.cli.main": ("torch", "numpy", "rich", "obstore", "boto3"),
+    "holdfast.cli.main": ("torch", "numpy", "rich", "obstore", "boto3", "argcomplete"),
     "holdfast.facade": ("torch", "numpy", "rich", "obstore", "boto3"),
     "holdfast.compiling": _NOT_FOR_HITS,
     "holdfast.compile_cache.whole.start": _NOT_FOR_HITS,

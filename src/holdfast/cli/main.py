@@ -33,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     started = time.monotonic()
     try:
+        if "_ARGCOMPLETE" in os.environ:
+            _answer_shell()
         parser = build_parser(words)
         own, command = split_command(words, "bisect")
         options = parser.parse_args(join_descending(own))
@@ -55,6 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         _report(error, output, debug="--debug" in words)
         return ERROR
     return code
+
+
+def _answer_shell() -> None:
+    """Tell the shell what may follow the command line that it has put into a variable, and end the process."""
+    from holdfast.cli.verbs.shell.completion import answer_shell
+
+    answer_shell(build_parser(os.environ["COMP_LINE"].split()), _choose_store)
 
 
 def _run(options: Namespace, output: Output) -> int:

@@ -1,23 +1,33 @@
-"""The verb `completion`: prints the completion script of a shell, and the names that such a script offers."""
+"""The verb `completion`: prints the script with which a shell asks for completions, and answers the shell."""
 
 from __future__ import annotations
 
-from argparse import SUPPRESS, ArgumentParser, Namespace
-from collections.abc import Iterator
+import argparse
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Final
 
+import argcomplete
+from argcomplete.completers import FilesCompleter
+from argcomplete.shell_integration import shellcode
+
 from holdfast.cli.output import Output
 from holdfast.cli.verb import add_json, document
-from holdfast.cli.verbs.shell.scripts import SHELLS, render_script
-from holdfast.cli.verbs.shell.words import iter_commands
-from holdfast.errors import BadName
+from holdfast.errors import HoldfastError
 from holdfast.objects.url import open_store
 from holdfast.repo.format.layout import natural_order
 from holdfast.repo.names.snapshots import CommittedSnapshot, iter_user_names
 from holdfast.repo.names.tags import Tag, iter_tags
 
+SHELLS: Final = ("bash", "zsh", "fish")
 _MAX_NAMES: Final = 500
+_list_files: Final = FilesCompleter()
+_NAMES: Final = {"NAME", "PREFIX", "TAG", "A", "B", "SNAPSHOT"}
+_FILES: Final = {"PATH", "DIR", "FILE", "STORE", "FOLDER", "DIRECTORY"}
+_OTHER_NAMES: Final = ("run", "cache")
+"""Verbs whose arguments are names of something else than snapshots."""
 
 
 def declare_completion(parser: ArgumentParser) -> None:
@@ -30,31 +40,52 @@ def declare_completion(parser: ArgumentParser) -> None:
         "  fish   holdfast completion fish > ~/.config/fish/completions/holdfast.fish"
     )
     document(parser, more, examples=["holdfast completion bash"])
-    parser.add_argument("shell", metavar="SHELL", nargs="?", choices=SHELLS, help="bash, zsh or fish")
-    # The scripts ask for the names that begin with what was typed.
-    parser.add_argument("--names", metavar="BEGIN", help=SUPPRESS)
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
     add_json(parser)
     parser.set_defaults(run_verb=run_completion)
 
 
 def run_completion(options: Namespace, url: str, output: Output) -> int:
-    """Print a script, or the names that begin with what was typed."""
-    if options.names is not None:
-        names = list(islice(_iter_matches(url, options.names), _MAX_NAMES)) if url else []
-        if options.json:
-            output.json({"names": names})
-        for name in [] if options.json else names:
-            output.line(name)
-        return 0
-    if options.shell is None:
-        raise BadName(f"completion needs the name of a shell: {', '.join(SHELLS)}")
-    script = render_script(options.shell, list(iter_commands(options.build_parser())))
+    """Print a script."""
+    del url
+    script = shellcode(["holdfast"], use_defaults=False, shell=options.shell)
     if options.json:
         output.json({"shell": options.shell, "script": script})
         return 0
     for line in script.splitlines():
         output.line(line)
     return 0
+
+
+def answer_shell(parser: ArgumentParser, choose_store: Callable[[Namespace], str]) -> None:
+    """Write to the shell what may be typed next, and end the process; the shell's script has set the variables."""
+    _set_completers(parser, partial(_list_names, choose_store))
+    argcomplete.autocomplete(parser, always_complete_options=False)
+
+
+def _set_completers(parser: ArgumentParser, list_names: Callable[..., list[str]]) -> None:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for verb, below in action.choices.items():
+                _set_completers(below, _list_nothing if verb in _OTHER_NAMES else list_names)
+        elif action.choices is None:
+            kind = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
+            completer = list_names if kind in _NAMES else _list_files if kind in _FILES else _list_nothing
+            action.completer = completer  # type: ignore[attr-defined]  # where argcomplete looks for it
+
+
+def _list_nothing(**_: object) -> list[str]:
+    return []
+
+
+def _list_names(
+    choose_store: Callable[[Namespace], str], prefix: str, parsed_args: Namespace, **_: object
+) -> list[str]:
+    """Return the names that begin with what was typed; none if there is no store, or none that can be read."""
+    try:
+        return list(islice(_iter_matches(choose_store(parsed_args), prefix), _MAX_NAMES))
+    except HoldfastError:
+        return []
 
 
 def _iter_matches(url: str, begin: str) -> Iterator[str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from difflib import get_close_matches
 
 from holdfast.cli.output import Output
 from holdfast.cli.verb import add_json, document
-from holdfast.cli.verbs.shell.words import Command, iter_commands
 from holdfast.errors import NotFound
 from holdfast.json_text import Json
 
@@ -26,26 +26,33 @@ def run_help(options: Namespace, url: str, output: Output) -> int:
     """Print a help page."""
     del url
     parser: ArgumentParser = options.build_parser()
-    words = " ".join(options.words)
-    commands = [each for each in iter_commands(parser) if f"{each.words} ".startswith(f"{words} " if words else "")]
-    page = _find_parser(parser, options.words)
+    page, summary = _find_page(parser, options.words)
     if options.json:
-        output.json([_describe(command) for command in commands])
+        output.json(list(_iter_described(page, summary)))
         return 0
     for line in page.format_help().splitlines():
         output.line(line)
     return 0
 
 
-def _find_parser(parser: ArgumentParser, words: list[str]) -> ArgumentParser:
-    """Return the parser of a verb or action; raises NotFound with the closest word."""
+def _find_page(parser: ArgumentParser, words: list[str]) -> tuple[ArgumentParser, str]:
+    """Return the parser and the summary of a verb or action; raises NotFound with the closest word."""
+    summary = ""
     for number, word in enumerate(words):
-        below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+        below = _find_verbs(parser)
         known = below[0].choices if below else {}
         if word not in known:
             raise _explain_unknown(word, list(known), "verb" if not number else f"action of {words[number - 1]!r}")
-        parser = known[word]
-    return parser
+        parser, summary = known[word], _list_summaries(below[0])[word]
+    return parser, summary
+
+
+def _find_verbs(parser: ArgumentParser) -> list[argparse._SubParsersAction[ArgumentParser]]:
+    return [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+
+
+def _list_summaries(verbs: argparse._SubParsersAction[ArgumentParser]) -> dict[str, str]:
+    return {choice.dest: choice.help or "" for choice in verbs._choices_actions}
 
 
 def _explain_unknown(word: str, known: list[str], what: str) -> NotFound:
@@ -54,13 +61,23 @@ def _explain_unknown(word: str, known: list[str], what: str) -> NotFound:
     return NotFound(f"unknown {what} {word!r}: {hint}", name=word)
 
 
-def _describe(command: Command) -> dict[str, Json]:
-    return {
-        "command": f"holdfast {command.words}".strip(),
-        "summary": command.summary,
-        "verbs": [name for name, _ in command.verbs],
+def _iter_described(parser: ArgumentParser, summary: str) -> Iterator[dict[str, Json]]:
+    """Yield a page as data, then those of all verbs and actions below it."""
+    below = _find_verbs(parser)
+    yield {
+        "command": parser.prog,
+        "summary": summary,
+        "verbs": [name for action in below for name in action.choices],
         "options": [
-            {"spellings": list(option.spellings), "help": option.help, "takes_value": option.value is not None}
-            for option in command.options
+            {
+                "spellings": list(action.option_strings),
+                "help": (action.help or "") % {**vars(action), "prog": parser.prog},
+                "takes_value": action.nargs != 0,
+            }
+            for action in parser._actions
+            if action.option_strings and action.help != argparse.SUPPRESS
         ],
     }
+    for action in below:
+        for name, its_summary in _list_summaries(action).items():
+            yield from _iter_described(action.choices[name], its_summary)
