@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
-from typing import BinaryIO, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
 
-from holdfast.errors import Corrupt
+from holdfast.errors import BadFile, Corrupt
 from holdfast.json_text import Json, iter_fields
 from holdfast.repo.format.grid import ITEM_BYTES, Extent
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 MAX_HEADER_BYTES: Final = 4 << 20
-"""A longer header is not read. 4 MiB describe about 30,000 tensors."""
+"""A file with a longer header is cut without regard to its tensors. 4 MiB describe about 30,000 tensors."""
 LENGTH_BYTES: Final = 8
 _METADATA: Final = "__metadata__"
 _MAX_DIMS: Final = 64
@@ -19,40 +22,105 @@ _MAX_BRACKETS: Final = 100_000
 """How many brackets a header may contain besides the three of each tensor: many nested lists take long to parse."""
 
 
+class TensorSlot(NamedTuple):
+    """One tensor of a safetensors file; its bytes are from `start` to `stop` in the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class SafetensorsHeader(NamedTuple):
+    """The header of a safetensors file: the tensors cover its data exactly once."""
+
+    slots: tuple[TensorSlot, ...]
+    metadata: Mapping[str, str]
+
+
+def read_header(
+    read: Callable[[int, int], Buffer], size_bytes: int, *, where: str, max_header_bytes: int
+) -> SafetensorsHeader:
+    """Read and check a header by `read(start, stop)`; raises BadFile with what is wrong. Dtypes may be unknown."""
+    if size_bytes < LENGTH_BYTES:
+        raise BadFile(f"{where} is no safetensors file: it has only {size_bytes} bytes", path=where)
+    length = int.from_bytes(bytes(read(0, LENGTH_BYTES)), "little")
+    first = LENGTH_BYTES + length
+    if length > max_header_bytes or first > size_bytes:
+        raise BadFile(f"{where} is cut off or no safetensors file: its header would end at byte {first}", path=where)
+    header = bytes(read(LENGTH_BYTES, first))
+    if header.count(b"[") + header.count(b"{") > 3 * header.count(b'"data_offsets"') + _MAX_BRACKETS:
+        raise BadFile(f"{where} is no safetensors file: its header has too many lists", path=where)
+    slots: dict[str, TensorSlot] = {}
+    metadata: Json = {}
+    try:
+        for name, value in iter_fields(header, where="its header"):
+            if name in slots or (name == _METADATA and metadata):
+                raise BadFile(f"{where} has {name[:80]!r} twice in its header", path=where)
+            if name == _METADATA:
+                metadata = _verify_metadata(value, where)
+            else:
+                slots[name] = _parse_slot(name, value, (first, size_bytes), where)
+    except Corrupt as error:
+        raise BadFile(f"{where} is damaged: {error}", path=where) from error
+    _verify_cover(slots.values(), (first, size_bytes), where)
+    return SafetensorsHeader(tuple(slots.values()), metadata)
+
+
+def _parse_slot(name: str, value: Json, data: tuple[int, int], where: str) -> TensorSlot:
+    what, (first, end) = f"{where}: tensor {name[:80]!r}", data
+    if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
+        raise BadFile(f"{what} has a malformed header", path=where)
+    shape, offsets = _parse_sizes(value["shape"]), _parse_sizes(value["data_offsets"])
+    if shape is None or offsets is None or len(offsets) != 2 or len(shape) > _MAX_DIMS:
+        raise BadFile(f"{what} has a malformed shape or offset", path=where)
+    start, stop = offsets
+    if not start <= stop <= end - first:
+        raise BadFile(
+            f"{what} ends at byte {stop} of {end - first}: the file is cut off or damaged; fetch it again", path=where
+        )
+    return TensorSlot(name, str(value["dtype"]), shape, first + start, first + stop)
+
+
+def _parse_sizes(value: Json) -> tuple[int, ...] | None:
+    if not isinstance(value, list) or not all(type(each) is int and 0 <= each < 1 << 60 for each in value):
+        return None
+    return tuple(value)
+
+
+def _verify_metadata(value: Json, where: str) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
+        raise BadFile(f"{where} has malformed metadata: it must be texts by name", path=where)
+    return value
+
+
+def _verify_cover(slots: Iterable[TensorSlot], data: tuple[int, int], where: str) -> None:
+    """Raise BadFile if tensors overlap, or bytes belong to none: the safetensors library refuses both."""
+    at, end = data
+    for slot in sorted(slots, key=lambda slot: (slot.start, slot.stop)):
+        if slot.start != at:
+            raise BadFile(f"{where}: tensor {slot.name[:80]!r} overlaps another one, or follows a gap", path=where)
+        at = slot.stop
+    if at != end:
+        raise BadFile(f"{where} has {end - at} bytes after its last tensor", path=where)
+
+
 def read_safetensors(file: BinaryIO, size_bytes: int) -> list[Extent]:
     """Return the tensors of a file that has `size_bytes`; none unless its whole header is consistent."""
-    file.seek(0)
-    length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-    first = LENGTH_BYTES + length
-    if length > MAX_HEADER_BYTES or first > size_bytes:
-        return []
-    header = file.read(length)
-    if header.count(b"[") + header.count(b"{") > 3 * header.count(b'"data_offsets"') + _MAX_BRACKETS:
-        return []
+
+    def read(start: int, stop: int) -> bytes:
+        file.seek(start)
+        return file.read(stop - start)
+
     try:
-        fields = iter_fields(header, where="the header")
-        found = [_parse_tensor(value, first, size_bytes) for name, value in fields if name != _METADATA]
-    except (Corrupt, ValueError):
+        header = read_header(read, size_bytes, where="the file", max_header_bytes=MAX_HEADER_BYTES)
+        found = [
+            Extent(each.start, each.stop, *_find_items(each.stop - each.start, each.shape)) for each in header.slots
+        ]
+    except ValueError:  # BadFile is one
         return []
-    extents = sorted(extent for extent in found if extent.stop > extent.start)
-    return [] if any(left.stop > right.start for left, right in pairwise(extents)) else extents
-
-
-def _parse_tensor(value: Json, first: int, size_bytes: int) -> Extent:
-    """Return the extent of one tensor; raises ValueError if it is not inside the file or its shape does not fit."""
-    if not isinstance(value, dict):
-        raise ValueError("a tensor is not an object")
-    start, stop = _parse_numbers(value.get("data_offsets"), limit=2)
-    shape = _parse_numbers(value.get("shape"), limit=_MAX_DIMS)
-    if not start <= stop <= size_bytes - first:
-        raise ValueError("a tensor is not inside the file")
-    return Extent(first + start, first + stop, *_find_items(stop - start, shape))
-
-
-def _parse_numbers(value: Json, *, limit: int) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(value) > limit or not all(type(each) is int and each >= 0 for each in value):
-        raise ValueError("not a short list of natural numbers")
-    return tuple(value)
+    return sorted(extent for extent in found if extent.stop > extent.start)
 
 
 def _find_items(size_bytes: int, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:

@@ -2,106 +2,53 @@
 
 from __future__ import annotations
 
-import io
 import math
 import struct
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, BinaryIO, Final
-from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
+from typing import BinaryIO, Final
 
+from holdfast.errors import BadFile
 from holdfast.files.pickle_shapes import PickledTensor, parse_tensors
+from holdfast.files.zip_records import PICKLE, find_records
 from holdfast.repo.format.grid import ITEM_BYTES, Extent
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 MAX_DIRECTORY_BYTES: Final = 2 << 20
 """A longer directory is not read. 2 MiB list about 30,000 storages."""
 MAX_PICKLE_BYTES: Final = 8 << 20
 """A longer pickle is not read; each storage is then cut without regard to rows."""
-_PICKLE: Final = "data.pkl"
-_LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
-_LOCAL_MAGIC: Final = b"PK\x03\x04"
-# What the zip module raises for bytes that are no zip file, depending on its version.
-_MALFORMED: Final = (BadZipFile, ValueError, OverflowError, NotImplementedError, OSError, struct.error)
+_STORAGES: Final = "data/"
 
 
 def read_torch_archive(file: BinaryIO, size_bytes: int) -> list[Extent]:
     """Return the tensors of a file that has `size_bytes`, and the storages whose tensors are not known; [] if none."""
+
+    def read(start: int, stop: int) -> bytes:
+        file.seek(start)
+        return file.read(stop - start)
+
     try:
-        with ZipFile(_LimitedReader(file)) as archive:
-            members = archive.infolist()
-    except _MALFORMED:
+        records = find_records(read, size_bytes, where="the file", max_directory_bytes=MAX_DIRECTORY_BYTES)
+    except (BadFile, OSError, struct.error):
         return []
-    pickle = next((each for each in members if each.filename.partition("/")[2] == _PICKLE), None)
-    if pickle is None:
-        return []
-    folder = f"{pickle.filename.removesuffix(_PICKLE)}data/"
     storages = {
-        each.filename.removeprefix(folder): extent
-        for each in members
-        if each.filename.startswith(folder) and (extent := _read_extent(file, each, size_bytes))
+        name.removeprefix(_STORAGES): Extent(start, stop)
+        for name, (start, stop) in records.items()
+        if name.startswith(_STORAGES) and start < stop
     }
     if not _are_disjoint(storages.values()):
         return []
-    tensors = _read_tensors(file, _read_extent(file, pickle, size_bytes))
+    start, stop = records[PICKLE]
+    tensors = _parse_tensors(read(start, stop)) if stop - start <= MAX_PICKLE_BYTES else {}
     return [extent for key, storage in storages.items() for extent in _place(tensors.get(key, ()), storage)]
 
 
-class _LimitedReader(io.RawIOBase):
-    """A file for the zip module, which may claim any size for the directory: a long read is refused."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__()
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def read(self, size: int = -1, /) -> bytes:
-        limit = MAX_DIRECTORY_BYTES + 1
-        data = self._file.read(min(size, limit) if size >= 0 else limit)
-        if len(data) == limit:
-            raise BadZipFile("the directory is too long")
-        return data
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        raise io.UnsupportedOperation("readinto")
-
-
-def _read_extent(file: BinaryIO, member: ZipInfo, size_bytes: int) -> Extent | None:
-    """Return where the bytes of a member are; None if it is compressed, empty or not inside the file."""
-    if member.compress_type != ZIP_STORED or not 0 < member.file_size == member.compress_size:
-        return None
-    try:
-        file.seek(member.header_offset)
-        magic, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
-    except _MALFORMED:
-        return None
-    start = member.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
-    stop = start + member.file_size
-    return Extent(start, stop) if magic == _LOCAL_MAGIC and stop <= size_bytes else None
-
-
-def _read_tensors(file: BinaryIO, pickle: Extent | None) -> Mapping[str, Sequence[PickledTensor]]:
+def _parse_tensors(pickle: bytes) -> Mapping[str, Sequence[PickledTensor]]:
     """Return the tensors that the pickle describes, by the key of their storage; none if it cannot be parsed."""
     by_key: dict[str, list[PickledTensor]] = defaultdict(list)
-    if pickle is None or pickle.stop - pickle.start > MAX_PICKLE_BYTES:
-        return by_key
-    file.seek(pickle.start)
     try:
-        for tensor in parse_tensors(file.read(pickle.stop - pickle.start)):
+        for tensor in parse_tensors(pickle):
             by_key[tensor.key].append(tensor)
     except ValueError:
         return {}

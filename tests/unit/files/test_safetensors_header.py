@@ -108,7 +108,11 @@ def test_a_long_header_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 numbers = st.integers(-5, 200) | st.integers()
 tensors = st.fixed_dictionaries(
-    {"shape": st.lists(numbers, max_size=3), "data_offsets": st.lists(numbers, min_size=2, max_size=2)}
+    {
+        "dtype": st.just("F32"),
+        "shape": st.lists(numbers, max_size=3),
+        "data_offsets": st.lists(numbers, min_size=2, max_size=2),
+    }
 )
 
 

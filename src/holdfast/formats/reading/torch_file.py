@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from holdfast.errors import BadFile, Untrusted
+from holdfast.files.zip_records import PICKLE, ZIP_MAGIC, find_records
 from holdfast.formats.reading.byte_ranges import FileBytes
 from holdfast.formats.reading.pickle_reader import MAX_PICKLE_BYTES, FindGlobal, measure_pickle, read_pickle
 from holdfast.formats.reading.placeholders import Placeholders
 from holdfast.formats.reading.torch_objects import TorchObjects
-from holdfast.formats.reading.zip_records import ZIP_MAGIC, Archive, read_archive
 
 LEGACY_MAGIC: Final = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
 """The pickle of the number that begins every file of torch.save before torch 1.6."""
@@ -20,6 +22,29 @@ _LEGACY_PICKLES: Final = 5
 _LEGACY_HEAD_BYTES: Final = 16 << 20
 """How much of an older file its pickles may take: nothing but reading them shows where they end."""
 _COUNT: Final = struct.Struct("<q")
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """The records of one archive, by name without the folder that torch puts them in."""
+
+    where: str
+    records: Mapping[str, FileBytes]
+
+    def find(self, name: str, *, size_bytes: int | None = None) -> FileBytes:
+        """Return a record; raises BadFile if it is missing or, with `size_bytes`, has another size."""
+        found = self.records.get(name)
+        if found is None:
+            raise BadFile(f"{self.where} has no record {name!r}: it is damaged, or torch.save did not write it")
+        if size_bytes is not None and found.size_bytes != size_bytes:
+            raise BadFile(f"{self.where}: record {name!r} has {found.size_bytes} bytes instead of {size_bytes}")
+        return found
+
+
+def read_archive(data: FileBytes, *, where: str) -> Archive:
+    """Return the records of an archive; raises BadFile if it is not one that torch.save wrote."""
+    records = find_records(data.read, data.size_bytes, where=where)
+    return Archive(where, {name: data.narrow(start, stop) for name, (start, stop) in records.items()})
 
 
 def is_torch_file(start: bytes) -> bool:
@@ -41,7 +66,7 @@ def read_torch_object(
     archive = read_archive(data, where=where)
     _verify_supported(archive)
     objects = TorchObjects(placeholders, partial(_locate, archive), where=where, find_other=find_other)
-    pickled = archive.find("data.pkl")
+    pickled = archive.find(PICKLE)
     if pickled.size_bytes > MAX_PICKLE_BYTES:
         raise BadFile(f"{where} has a pickle of {pickled.size_bytes} bytes, more than {MAX_PICKLE_BYTES}")
     content = bytes(pickled.read(0, pickled.size_bytes))

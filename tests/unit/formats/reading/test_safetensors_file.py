@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 import holdfast
 from holdfast.errors import BadFile
 from holdfast.formats.reading.byte_ranges import open_file
-from holdfast.formats.reading.safetensors_file import DTYPES, read_header, read_safetensors_file, read_weight_map
+from holdfast.formats.reading.placeholders import Placeholders
+from holdfast.formats.reading.safetensors_file import DTYPES, read_safetensors_file, read_tensors, read_weight_map
 from holdfast.repo.files import open_source_folder
 from tests.kit.checkpoints import assert_same, make_state, read_raw
 
@@ -38,12 +39,12 @@ def test_a_header_is_checked_against_the_file(tmp_path: Path) -> None:
     state = make_state()
     save_file(state, tmp_path / "m.safetensors", metadata={"format": "pt", "by": "test"})
 
-    header = read_header(open_file(str(tmp_path / "m.safetensors")), where="m")
+    found = read_tensors(open_file(str(tmp_path / "m.safetensors")), Placeholders(), where="m")
 
-    assert {slot.name: (slot.dtype, slot.shape) for slot in header.slots} == {
-        name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()
+    assert {name: (tensor.dtype, tensor.shape) for name, tensor in found.tensors.items()} == {
+        name: (tensor.dtype, tensor.shape) for name, tensor in state.items()
     }
-    assert header.metadata == {"format": "pt", "by": "test"}
+    assert found.metadata == {"format": "pt", "by": "test"}
 
 
 def _write(path: Path, header: Any, data: bytes = bytes(8), *, length: int | None = None) -> None:

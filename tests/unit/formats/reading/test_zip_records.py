@@ -10,7 +10,7 @@ import torch
 
 from holdfast.errors import BadFile
 from holdfast.formats.reading.byte_ranges import open_file
-from holdfast.formats.reading.zip_records import Archive, read_archive
+from holdfast.formats.reading.torch_file import Archive, read_archive
 from tests.kit.checkpoints import read_raw
 
 
