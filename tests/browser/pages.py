@@ -10,9 +10,9 @@ from typing import Final
 
 from holdfast.capture.compare.result import CLASSES, ComparedInput, EnvironmentChange, Origin, RunDiff, StepDiff
 from holdfast.capture.report.report import Detail, Report, ReportRow
-from holdfast.capture.report.tensor_summary import TensorSummary
-from holdfast.capture.stored.events import Site
+from holdfast.capture.stored.events import Site, Stats
 from holdfast.capture.stored.runs import RunFacts
+from holdfast.capture.stored.statistics import TensorSummary
 
 LAYERS: Final = 6
 PARTS: Final = (
@@ -144,7 +144,7 @@ def _make_row(
 def _make_detail(row: ReportRow, rng: random.Random) -> Detail:
     error = row.rel or 0.0
     sides = [
-        TensorSummary(-4.2, 4.4, 0.01, 512.3, 0, 0, 0, -4.5, 4.5, tuple(_make_bins(rng, shift)))
+        TensorSummary(Stats(-4.2, 4.4, 0.01, 512.3, 0, 0, 0, tuple(_make_bins(rng, shift))), -4.5, 4.5)
         for shift in (0.0, error)
     ]
     return Detail((3, 118, 202), ("0.3712345", f"{0.3712345 + 9 * error:.9g}"), *sides)

@@ -16,8 +16,8 @@ from typing import Final
 
 from holdfast.capture.compare.result import CLASSES, ComparedInput
 from holdfast.capture.report.report import Detail, Report, ReportRow, format_setting
-from holdfast.capture.report.tensor_summary import TensorSummary
 from holdfast.capture.stored.runs import RunFacts
+from holdfast.capture.stored.statistics import TensorSummary
 from holdfast.json_text import Json
 from holdfast.objects.url import verify_path
 
@@ -198,15 +198,16 @@ def _describe_detail(detail: Detail) -> dict[str, Json]:
 
 
 def _describe_summary(summary: TensorSummary) -> dict[str, Json]:
+    stats = summary.stats
     return {
-        "min": _describe_number(summary.minimum),
-        "max": _describe_number(summary.maximum),
-        "mean": _describe_number(summary.mean),
-        "norm": _describe_number(summary.norm),
-        "zero": summary.zero,
-        "nan": summary.nan,
-        "inf": summary.inf,
+        "min": _describe_number(stats.minimum),
+        "max": _describe_number(stats.maximum),
+        "mean": _describe_number(stats.mean),
+        "norm": _describe_number(stats.norm),
+        "zero": stats.zero,
+        "nan": stats.nan,
+        "inf": stats.inf,
         "low": _describe_number(summary.low),
         "high": _describe_number(summary.high),
-        "histogram": list(summary.histogram),
+        "histogram": list(stats.histogram),
     }

@@ -10,9 +10,9 @@ from typing import Final
 
 from holdfast.capture.compare.measure import TensorDistance
 from holdfast.capture.compare.result import EventRow, Origin, RunDiff
-from holdfast.capture.report.tensor_summary import TensorSummary, copy_summary, find_ends, summarize_tensor
 from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.runs import Run, RunFacts
+from holdfast.capture.stored.statistics import TensorSummary, copy_summary, find_ends, summarize_tensor
 from holdfast.capture.stored.unshard import Dims, gather_run
 from holdfast.errors import NotFound
 from holdfast.json_text import Json

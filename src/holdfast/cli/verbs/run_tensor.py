@@ -20,8 +20,8 @@ from holdfast.json_text import Json
 
 if TYPE_CHECKING:
     from holdfast.capture.compare.measure import TensorDistance
-    from holdfast.capture.report.tensor_summary import TensorSummary
     from holdfast.capture.stored.runs import Run
+    from holdfast.capture.stored.statistics import TensorSummary
     from holdfast.cli.verb import Verbs
 
 _MAX_LINES: Final = 100
@@ -129,8 +129,8 @@ def _run_tensor(options: Namespace, url: str, output: Output) -> int:
     """Print a tensor and its histogram; with --against, beside the same tensor of another run."""
     from holdfast.capture.compare.distances import TensorPair
     from holdfast.capture.compare.result import name_site
-    from holdfast.capture.report.tensor_summary import format_values
     from holdfast.capture.stored.runs import read_run
+    from holdfast.capture.stored.statistics import format_values
 
     repo = open_to_read(url, output)
     run = read_run(repo, options.run)
@@ -228,7 +228,7 @@ def _find_partner(run: Run, event: Event) -> Event:
 
 def _summarize(run: Run, event: Event, other: Run | None, theirs: Event | None, *, bins: int) -> list[TensorSummary]:
     """Return a summary of each side; both use the same bins if values were recorded."""
-    from holdfast.capture.report.tensor_summary import copy_summary, find_ends, summarize_tensor
+    from holdfast.capture.stored.statistics import copy_summary, find_ends, summarize_tensor
 
     try:
         tensors = [run.read_tensor(event), *([other.read_tensor(theirs)] if other and theirs else [])]
@@ -240,20 +240,20 @@ def _summarize(run: Run, event: Event, other: Run | None, theirs: Event | None, 
 
 def _print_summaries(summaries: Sequence[TensorSummary], runs: Sequence[Run], output: Output) -> None:
     for summary, run in zip(summaries, runs, strict=False):
-        name = f"{run.facts.name}: " if len(runs) > 1 else ""
+        name, stats = f"{run.facts.name}: " if len(runs) > 1 else "", summary.stats
         output.line(
-            f"{name}min {summary.minimum:.6g}  max {summary.maximum:.6g}  mean {summary.mean:.6g}"
-            f"  norm {summary.norm:.6g}  zero {summary.zero}  NaN {summary.nan}  Inf {summary.inf}"
+            f"{name}min {stats.minimum:.6g}  max {stats.maximum:.6g}  mean {stats.mean:.6g}"
+            f"  norm {stats.norm:.6g}  zero {stats.zero}  NaN {stats.nan}  Inf {stats.inf}"
         )
-    with_histogram = [summary for summary in summaries if summary.histogram]
-    if len({(summary.low, summary.high, len(summary.histogram)) for summary in with_histogram}) == 1:
-        sides = [summary.histogram for summary in with_histogram]
+    with_histogram = [summary for summary in summaries if summary.stats.histogram]
+    if len({(summary.low, summary.high, len(summary.stats.histogram)) for summary in with_histogram}) == 1:
+        sides = [summary.stats.histogram for summary in with_histogram]
         for line in format_histogram(with_histogram[0].low, with_histogram[0].high, sides):
             output.line(line)
         return
     for summary in with_histogram:
         output.line()
-        for line in format_histogram(summary.low, summary.high, [summary.histogram]):
+        for line in format_histogram(summary.low, summary.high, [summary.stats.histogram]):
             output.line(line)
 
 
@@ -263,9 +263,14 @@ def _describe_tensor(
     return {
         **describe_event(event),
         "values": _spell(values),
-        "portraits": [{name: _spell(value) for name, value in asdict(summary).items()} for summary in summaries],
+        "portraits": [_describe_summary(summary) for summary in summaries],
         "measure": measure.to_json() if measure else None,
     }
+
+
+def _describe_summary(summary: TensorSummary) -> dict[str, Json]:
+    found = {**asdict(summary.stats), "low": summary.low, "high": summary.high}
+    return {name: _spell(value) for name, value in found.items()}
 
 
 def _spell(value: object) -> Json:

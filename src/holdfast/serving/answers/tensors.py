@@ -13,10 +13,9 @@ import numpy as np
 import torch
 
 from holdfast.capture.stored.events import Stats
-from holdfast.capture.stored.statistics import StatsTally
+from holdfast.capture.stored.statistics import GrowingHistogram, SpreadTally, StatsTally
 from holdfast.errors import BadName, NotFound, TooLarge
 from holdfast.json_text import Json
-from holdfast.serving.answers.histogram import GrowingHistogram
 from holdfast.serving.answers.snapshots import describe_number
 from holdfast.snapshot.view.lazy import LazyTensor, Snapshot
 
@@ -118,37 +117,6 @@ def iter_boxes(shape: Sequence[int], limit: int) -> Iterator[Index]:
     for outer in product(*map(range, shape[: dim - 1])):
         for start in range(0, shape[dim - 1], step):
             yield (*outer, slice(start, min(start + step, shape[dim - 1])))
-
-
-class SpreadTally:
-    """Accumulates the standard deviation of values, block by block.
-
-    The sum of squares would not do: if the values are large and differ by little, it loses the difference.
-    """
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._origin = self._mean = self._squares = 0.0
-
-    def add(self, values: np.ndarray[Any, Any]) -> None:
-        """Add values; all must be finite."""
-        if not values.size:
-            return
-        if not self._count:
-            self._origin = float(values[0])
-        # Distances from one of the values have more digits than values that are all large.
-        values = values - self._origin
-        mean = float(values.mean())
-        deviations = values - mean
-        total = self._count + values.size
-        gap = mean - self._mean
-        self._squares += float(np.dot(deviations, deviations)) + gap * self._count * values.size / total * gap
-        self._mean += gap * values.size / total
-        self._count = total
-
-    def finish(self) -> float:
-        """Return the standard deviation of all values; NaN if there are none, or if a sum is too large for a float."""
-        return math.sqrt(self._squares / self._count) if self._count else math.nan
 
 
 def iter_summary(tensor: OpenTensor) -> Iterator[Json]:

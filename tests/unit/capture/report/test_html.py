@@ -18,8 +18,9 @@ from holdfast.capture.compare.compare import diff_runs
 from holdfast.capture.report import html
 from holdfast.capture.report.html import describe, render_html, write_html
 from holdfast.capture.report.report import Detail, Report, ReportRow, make_report
-from holdfast.capture.report.tensor_summary import TensorSummary
+from holdfast.capture.stored.events import Stats
 from holdfast.capture.stored.runs import RunFacts
+from holdfast.capture.stored.statistics import TensorSummary
 from tests.kit.hooking import Hook
 from tests.kit.made_reports import make_diff
 from tests.kit.made_runs import WEIGHT, hash_elsewhere, make_tensor_run
@@ -158,7 +159,7 @@ def test_numbers_that_json_cannot_represent_are_distinguished() -> None:
         ReportRow("ORIGIN", 0, 0, "forward", "output", "x", rel=value, cos=value)
         for value in (None, math.nan, math.inf, 0.25)
     ]
-    summary = TensorSummary(-math.inf, math.inf, math.nan, 0.0, 0, 1, 2, 0.0, 1.0, (1, 2))
+    summary = TensorSummary(Stats(-math.inf, math.inf, math.nan, 0.0, 1, 2, 0, (1, 2)), 0.0, 1.0)
     report = Report(RunFacts("a"), RunFacts("b"), make_diff("x"), rows=tuple(rows), details={2: Detail(a=summary)})
 
     found = json.loads(json.dumps(describe(report), allow_nan=False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from holdfast.serving.answers.histogram import GrowingHistogram
+from holdfast.capture.stored.statistics import GrowingHistogram
 
 
 def count(*blocks: list[float]) -> tuple[float, float, list[int]]:

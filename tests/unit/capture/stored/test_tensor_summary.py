@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from holdfast.capture.report import tensor_summary
-from holdfast.capture.report.tensor_summary import copy_summary, find_ends, format_values, summarize_tensor
+from holdfast.capture.stored import statistics
 from holdfast.capture.stored.events import Stats
+from holdfast.capture.stored.statistics import copy_summary, find_ends, format_values, summarize_tensor
 
 
 def test_a_summary_has_the_numbers_of_a_tensor() -> None:
@@ -17,10 +17,16 @@ def test_a_summary_has_the_numbers_of_a_tensor() -> None:
 
     found = summarize_tensor(tensor, bins=3)
 
-    assert (found.minimum, found.maximum, found.zero, found.nan, found.inf) == (-2.0, 1.0, 1, 1, 2)
-    assert found.mean == pytest.approx(-1 / 3)
-    assert found.norm == pytest.approx(math.sqrt(5))
-    assert (found.low, found.high, found.histogram) == (-2.0, 1.0, (1, 0, 2))
+    assert (found.stats.minimum, found.stats.maximum, found.stats.zero, found.stats.nan, found.stats.inf) == (
+        -2.0,
+        1.0,
+        1,
+        1,
+        2,
+    )
+    assert found.stats.mean == pytest.approx(-1 / 3)
+    assert found.stats.norm == pytest.approx(math.sqrt(5))
+    assert (found.low, found.high, found.stats.histogram) == (-2.0, 1.0, (1, 0, 2))
 
 
 def test_bins_are_those_of_torch() -> None:
@@ -29,13 +35,13 @@ def test_bins_are_those_of_torch() -> None:
     found = summarize_tensor(tensor, bins=16)
 
     expected = torch.histc(tensor, bins=16, min=float(tensor.min()), max=float(tensor.max()))
-    assert list(found.histogram) == [int(count) for count in expected]
+    assert list(found.stats.histogram) == [int(count) for count in expected]
 
 
 def test_a_large_tensor_is_summarized_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.arange(1000.0).reshape(10, 100).T
     whole = summarize_tensor(tensor)
-    monkeypatch.setattr(tensor_summary, "_BLOCK_ITEMS", 7)
+    monkeypatch.setattr(statistics, "_SUMMARY_ITEMS", 7)
 
     assert summarize_tensor(tensor) == whole
 
@@ -44,43 +50,43 @@ def test_a_large_tensor_is_summarized_in_blocks(monkeypatch: pytest.MonkeyPatch)
 def test_other_dtypes_have_summaries(dtype: torch.dtype) -> None:
     found = summarize_tensor(torch.tensor([0, 1, 1, 1]).to(dtype), bins=2)
 
-    assert (found.minimum, found.maximum, found.zero, found.histogram) == (0.0, 1.0, 1, (1, 3))
+    assert (found.stats.minimum, found.stats.maximum, found.stats.zero, found.stats.histogram) == (0.0, 1.0, 1, (1, 3))
 
 
 def test_of_complex_values_the_magnitudes_are_summarized() -> None:
     found = summarize_tensor(torch.tensor([3 + 4j, 0j]), bins=2)
 
-    assert (found.minimum, found.maximum, found.histogram) == (0.0, 5.0, (1, 1))
+    assert (found.stats.minimum, found.stats.maximum, found.stats.histogram) == (0.0, 5.0, (1, 1))
 
 
 @pytest.mark.parametrize("tensor", [torch.empty(0), torch.full((3,), math.nan)])
 def test_without_finite_values_there_is_no_histogram(tensor: torch.Tensor) -> None:
     found = summarize_tensor(tensor)
 
-    assert found.histogram == ()
-    assert found.nan == tensor.numel()
+    assert found.stats.histogram == ()
+    assert found.stats.nan == tensor.numel()
     assert find_ends(tensor) is None
 
 
 def test_a_constant_is_in_one_bin() -> None:
     found = summarize_tensor(torch.full((7,), 0.5), bins=4)
 
-    assert (found.low, found.high, found.histogram) == (0.5, 0.5, (0, 0, 7, 0))
+    assert (found.low, found.high, found.stats.histogram) == (0.5, 0.5, (0, 0, 7, 0))
 
 
 def test_the_whole_range_of_floats_has_bins() -> None:
     most = torch.finfo(torch.float64).max
     found = summarize_tensor(torch.tensor([-most, 0.0, most], dtype=torch.float64), bins=4)
 
-    assert sum(found.histogram) == 3
-    assert (found.histogram[0], found.histogram[-1]) == (1, 1)
+    assert sum(found.stats.histogram) == 3
+    assert (found.stats.histogram[0], found.stats.histogram[-1]) == (1, 1)
 
 
 def test_two_sides_share_their_ends() -> None:
     one, other = torch.tensor([0.0, 1.0, math.inf]), torch.tensor([-3.0, 0.5])
 
     assert find_ends(one, other) == (-3.0, 1.0)
-    assert summarize_tensor(one, ends=(-3.0, 1.0), bins=4).histogram == (0, 0, 0, 2)
+    assert summarize_tensor(one, ends=(-3.0, 1.0), bins=4).stats.histogram == (0, 0, 0, 2)
 
 
 def test_stored_numbers_make_a_summary() -> None:
@@ -88,7 +94,13 @@ def test_stored_numbers_make_a_summary() -> None:
 
     found = copy_summary(stats)
 
-    assert (found.low, found.high, found.histogram, found.nan, found.zero) == (-1.0, 2.0, (1, 2), 1, 3)
+    assert (found.low, found.high, found.stats.histogram, found.stats.nan, found.stats.zero) == (
+        -1.0,
+        2.0,
+        (1, 2),
+        1,
+        3,
+    )
 
 
 def test_only_the_corners_of_a_large_tensor_are_shown() -> None:
