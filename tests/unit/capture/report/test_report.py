@@ -45,9 +45,9 @@ def test_numbers_and_summaries_are_those_of_the_tensors() -> None:
     assert row.pairing == "exact"
     assert detail.a is not None
     assert detail.b is not None
-    assert detail.b.maximum - detail.a.maximum == 0.25
+    assert detail.b.stats.maximum - detail.a.stats.maximum == 0.25
     assert (detail.a.low, detail.a.high) == (detail.b.low, detail.b.high)
-    assert sum(detail.a.histogram) == sum(detail.b.histogram) == 12
+    assert sum(detail.a.stats.histogram) == sum(detail.b.stats.histogram) == 12
     assert detail.at is not None
 
 
@@ -89,7 +89,7 @@ def test_stored_numbers_are_shown_where_there_are_no_values() -> None:
     assert report.origin is not None
     detail = report.details[report.origin]
     assert detail.a is not None
-    assert detail.a.histogram == (5, 7)
+    assert detail.a.stats.histogram == (5, 7)
     assert all(report.details[at].b is not None for at, row in enumerate(report.rows) if row.verdict == "EQUAL")
 
 
