@@ -14,7 +14,7 @@ POLICY: Final = (
 )
 """The content security policy of every answer: nothing is loaded from elsewhere, and no inline script runs."""
 _TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-_REPORT: Final = ("report.css", "cursor.js", "elements.js", "histogram.js", "theme.js")
+_REPORT: Final = ("report.css", "cursor.js", "elements.js", "histogram.js", "rows.js", "theme.js")
 """Files that the page shares with the report on two runs."""
 _OWN: Final = (
     "serve.css",

@@ -22,7 +22,7 @@ from holdfast.json_text import Json
 from holdfast.objects.url import verify_path
 
 _SCRIPTS: Final = (
-    *("elements.js", "theme.js", "histogram.js", "cursor.js"),
+    *("elements.js", "theme.js", "histogram.js", "cursor.js", "rows.js"),
     *("data.js", "table.js", "plots.js", "charts.js", "detail.js", "main.js"),
 )
 """In the order of their dependencies."""
@@ -44,7 +44,7 @@ _COUNTS: Final = ("step", "rank", "call")
 _NUMBERS: Final = ("rel", "abs", "sqnr", "ulp", "mismatch")
 _DIGITS: Final = 9
 """More digits than a plot or table shows, and half of what a float64 would take in the file."""
-_MODULE_WORDS: Final = re.compile(r"^import .*;\n|^export (?=function|const)", re.MULTILINE)
+_MODULE_WORDS: Final = re.compile(r"^import .*;\n|^export (?=class|const|function)", re.MULTILINE)
 _PLACEHOLDER: Final = re.compile(r"@(policy|title|headline|style|data|script)@")
 
 

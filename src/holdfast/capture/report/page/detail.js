@@ -20,7 +20,7 @@ function closeDetail() {
 
 function moveDetail(by) {
   const at = table.order.indexOf(detail.row);
-  if (at >= 0) activate(at + by, true);
+  if (at >= 0) table.lines.activate(at + by, true);
 }
 
 function drawDetail(row) {

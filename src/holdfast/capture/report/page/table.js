@@ -1,14 +1,12 @@
 // The table of tensors: filters and sorts indices, and keeps only the visible rows in the document.
-const ROW = 30;
-const SPARE = 6;
 const COLUMNS = [
-  { name: "verdict", title: "Class", width: "130px", show: (row) => text("verdict", row), tip: "ORIGIN: differs, its inputs do not. PROPAGATED: differs because its inputs do. CLOSE: within the tolerance. MISSING: in one run only. EQUAL: the same bytes." },
+  { name: "verdict", title: "Class", width: "130px", show: (row) => pill(text("verdict", row)), tip: "ORIGIN: differs, its inputs do not. PROPAGATED: differs because its inputs do. CLOSE: within the tolerance. MISSING: in one run only. EQUAL: the same bytes." },
   { name: "step", title: "Step", width: "54px", number: true, show: (row) => String(rows.step[row]) },
   { name: "rank", title: "Rank", width: "54px", number: true, show: (row) => String(rows.rank[row]) },
   { name: "phase", title: "Phase", width: "86px", show: (row) => text("phase", row) },
   { name: "kind", title: "Kind", width: "92px", show: (row) => text("kind", row) },
-  { name: "fqn", title: "Name", width: "minmax(180px, 2fr)", show: fullName, wide: true },
-  { name: "rel", title: "Rel. L2", width: "78px", number: true, show: (row) => short(rows.rel[row]), tip: "|a - b| / |a|; the bar below it is logarithmic, from 1e-8 to 1" },
+  { name: "fqn", title: "Name", width: "minmax(180px, 2fr)", show: fullName, main: true },
+  { name: "rel", title: "Rel. L2", width: "78px", number: true, show: (row) => [short(rows.rel[row]), drawHeat(rows.rel[row])], tip: "|a - b| / |a|; the bar below it is logarithmic, from 1e-8 to 1" },
   { name: "abs", title: "Max |d|", width: "78px", number: true, show: (row) => short(rows.abs[row]), tip: "the largest difference of two values" },
   { name: "cos", title: "Cosine", width: "84px", number: true, show: (row) => cosine(rows.cos[row]), tip: "cosine similarity of the two tensors" },
   { name: "ulp", title: "ULP", width: "78px", number: true, show: (row) => ulps(rows.ulp[row]), tip: "the largest difference in units in the last place; > 1000 is more than rounding" },
@@ -20,7 +18,9 @@ const COLUMNS = [
 const SEARCHED = ["fqn", "path", "module", "dtype", "source", "kind", "phase", "note", "verdict"];
 const CHOICES = [["verdict", "class"], ["step", "step"], ["rank", "rank"], ["phase", "phase"], ["kind", "kind"]];
 
-const table = { order: new Uint32Array(0), picked: {}, words: [], key: "", down: false, active: 0, pool: [], orders: new Map(), columns: COLUMNS };
+for (const column of COLUMNS) column.sort = column.name;
+
+const table = { order: new Uint32Array(0), picked: {}, words: [], key: "", down: false, orders: new Map(), lines: null };
 
 function percent(value) {
   if (Number.isNaN(value)) return "";
@@ -38,27 +38,16 @@ function startTable() {
   const isOneRank = rows.rank.every((rank) => rank === rows.rank[0]);
   const isEmpty = (name) => rows[name].every((value) => rows.text[value] === "");
   const unused = new Set([isOneRank ? "rank" : "", isEmpty("bad") ? "bad" : "", isEmpty("source") ? "source" : ""]);
-  table.columns = COLUMNS.filter((column) => !unused.has(column.name));
+  const columns = COLUMNS.filter((column) => !unused.has(column.name));
   // A narrow page shows the first columns: the name has to be one of them.
-  if (window.innerWidth <= 600) table.columns.sort((p, q) => isEarly(q) - isEarly(p));
-  table.template = table.columns.map((column) => (column.wide ? fitNames() : column.width)).join(" ");
-  table.head = el("div", { class: "head", role: "row" });
-  for (const column of table.columns) {
-    const button = el("button", { type: "button", title: column.tip, onclick: () => sortBy(column.name) }, column.title);
-    table.head.append(el("div", { role: "columnheader", class: column.number ? "num" : null, "data-key": column.name, "aria-sort": "none" }, button));
-  }
-  table.head.style.gridTemplateColumns = table.template;
-  table.body = el("div", { role: "rowgroup" });
-  table.body.style.position = "relative";
-  table.empty = el("p", { class: "none", hidden: true }, "No tensor matches. Clear the filters to see all.");
-  byId("grid").append(table.head, table.body, table.empty);
-  byId("grid").addEventListener("scroll", drawRows, { passive: true });
-  byId("grid").addEventListener("keydown", moveByKey);
-  table.body.addEventListener("click", (event) => {
-    const row = event.target.closest(".row");
-    if (row) activate(Number(row.dataset.at), true);
+  if (window.innerWidth <= 600) columns.sort((p, q) => isEarly(q) - isEarly(p));
+  table.lines = new LongTable(byId("grid"), {
+    empty: "No tensor matches. Clear the filters to see all.", draw: () => table.lines.draw(), row: (at) => table.order[at],
+    id: (at) => "row-" + table.order[at], open: openDetail, toggle: openDetail, follows: () => !byId("detail").hidden,
+    mark: (node, row) => node.classList.toggle("is-origin", text("verdict", row) === "ORIGIN"),
   });
-  new ResizeObserver(drawRows).observe(byId("grid"));
+  table.lines.setColumns(columns, columns.map((column) => (column.main ? fitNames() : column.width)).join(" "), () => "none", (column) => sortBy(column.name));
+  new ResizeObserver(() => table.lines.draw()).observe(byId("grid"));
   byId("words").addEventListener("input", (event) => {
     table.words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
     refilter();
@@ -82,9 +71,9 @@ function fitNames() {
 
 // Scroll to the origin, with a few rows before it.
 function showFirst(row) {
-  table.active = row;
-  byId("grid").scrollTop = Math.max(0, row - 4) * ROW;
-  drawRows();
+  table.lines.active = row;
+  table.lines.scrollTo(Math.max(0, row - 4));
+  table.lines.draw();
 }
 
 function addChoice(name, title, isOneRank) {
@@ -142,7 +131,7 @@ function refilter() {
   const kept = [];
   for (let row = 0; row < rows.size; row++) if (fits(row, found)) kept.push(row);
   table.order = Uint32Array.from(kept);
-  table.active = 0;
+  table.lines.active = 0;
   resort();
   for (const [name] of CHOICES) {
     const select = byId("choose-" + name);
@@ -169,12 +158,14 @@ function resort() {
   for (const row of table.order) kept[row] = 1;
   let at = 0;
   for (const row of findOrder(table.key, table.down)) if (kept[row]) table.order[at++] = row;
-  for (const cell of table.head.children) {
+  for (const cell of table.lines.head.children) {
     const isKey = cell.dataset.key === table.key;
     cell.setAttribute("aria-sort", isKey ? (table.down ? "descending" : "ascending") : "none");
   }
-  byId("grid").scrollTop = 0;
-  drawRows(true);
+  table.lines.setSize(table.order.length);
+  table.lines.empty.hidden = table.order.length > 0;
+  table.lines.scrollTo(0);
+  table.lines.draw();
 }
 
 function findOrder(name, down) {
@@ -210,81 +201,9 @@ function rankOf(name) {
   return Float64Array.from(rows[name], (text) => place.get(text));
 }
 
-function drawRows(force) {
-  const grid = byId("grid");
-  const first = Math.max(0, Math.floor(grid.scrollTop / ROW) - SPARE);
-  const last = Math.min(table.order.length, Math.ceil((grid.scrollTop + grid.clientHeight) / ROW) + SPARE);
-  if (force === true) {
-    table.body.style.height = table.order.length * ROW + "px";
-    table.empty.hidden = table.order.length > 0;
-    grid.setAttribute("aria-rowcount", String(table.order.length + 1));
-    table.pool.forEach((row) => { row.dataset.at = ""; });
-  }
-  while (table.pool.length < last - first) table.pool.push(table.body.appendChild(makeRow()));
-  // A row of the pool shows every n-th line, so that scrolling by one line changes one row.
-  const size = table.pool.length;
-  for (let at = first; at < first + size; at++) showRow(table.pool[at % size], at, at < last);
-  grid.setAttribute("aria-activedescendant", table.order.length ? "row-" + table.order[table.active] : "");
-}
-
-function makeRow() {
-  const row = el("div", { class: "row", role: "row" });
-  row.style.gridTemplateColumns = table.template;
-  for (const column of table.columns) {
-    const cell = el("div", { role: "gridcell", class: [column.number ? "num" : "", column.wide ? "mono name" : ""].join(" ").trim() || null });
-    if (column.name === "verdict") cell.append(el("span", { class: "pill" }));
-    else if (column.name === "rel") cell.append(el("span"), el("i", { class: "heat" }));
-    else cell.append("");
-    row.append(cell);
-  }
-  return row;
-}
-
-function showRow(node, at, isUsed) {
-  node.hidden = !isUsed;
-  if (!isUsed) return;
-  node.classList.toggle("on", at === table.active);
-  if (node.dataset.at === String(at)) return;
-  const row = table.order[at];
-  node.dataset.at = String(at);
-  node.id = "row-" + row;
-  node.setAttribute("aria-rowindex", String(at + 2));
-  node.style.top = at * ROW + "px";
-  node.classList.toggle("is-origin", text("verdict", row) === "ORIGIN");
-  table.columns.forEach((column, index) => {
-    const cell = node.children[index];
-    const shown = column.show(row);
-    if (column.name === "verdict") Object.assign(cell.firstChild, { textContent: shown, className: "pill " + className(shown), title: EXPLAINED[shown] || "" });
-    else cell.firstChild.textContent = shown;
-    if (column.name === "rel") cell.lastChild.style.width = heat(rows.rel[row]) + "px";
-    if (column.wide || column.name === "dtype" || column.name === "source") cell.title = shown;
-  });
-}
-
-// Logarithmic from 1e-8 (noise) to 1 (unrelated tensors).
-function heat(value) {
-  if (!(value > 0)) return 0;
-  return Math.round(80 * Math.min(1, Math.max(0.04, (Math.log10(value) + 8) / 8)));
-}
-
-function activate(at, isOpening) {
-  if (!table.order.length) return;
-  table.active = Math.max(0, Math.min(table.order.length - 1, at));
-  const grid = byId("grid");
-  const top = table.active * ROW;
-  const space = grid.clientHeight - table.head.offsetHeight - ROW;
-  if (top < grid.scrollTop) grid.scrollTop = top;
-  else if (top > grid.scrollTop + space) grid.scrollTop = top - space;
-  drawRows();
-  if (isOpening || !byId("detail").hidden) openDetail(table.order[table.active]);
-}
-
-function moveByKey(event) {
-  const page = Math.max(1, Math.floor(byId("grid").clientHeight / ROW) - 2);
-  const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity };
-  if (event.target !== byId("grid") || event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.key === "Enter" || event.key === " ") activate(table.active, true);
-  else if (event.key in moves) activate(table.active + moves[event.key], false);
-  else return;
-  event.preventDefault();
+// A bar, logarithmic from 1e-8 (noise) to 1 (unrelated tensors).
+function drawHeat(value) {
+  const bar = el("i", { class: "heat" });
+  bar.style.width = (value > 0 ? Math.round(80 * Math.min(1, Math.max(0.04, (Math.log10(value) + 8) / 8))) : 0) + "px";
+  return bar;
 }
