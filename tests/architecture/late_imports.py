@@ -77,7 +77,7 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
     },
     "opening.py": {"holdfast.mirror.mirror": "starts processes; only a store with a mirror needs it"},
     "serving/answers/diffs.py": {"holdfast.diff.values": "needs torch; only a diff of values uses it"},
-    "serving/recorded.py": {"holdfast.serving.answers.run_outline": _SERVING},
+    "serving/recorded.py": {"holdfast.serving.answers.runs": _SERVING},
     "serving/space.py": {
         "holdfast.serving.answers.ledger": _SPACE,
         "holdfast.serving.answers.sharing": _SPACE,

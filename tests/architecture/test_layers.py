@@ -67,7 +67,6 @@ ROOMS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         ("artifacts",),
         ("inductor",),
         ("bundle",),
-        ("torch_2_13", "torch_2_15"),
         ("*",),
         ("whole",),
     ),

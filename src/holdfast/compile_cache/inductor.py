@@ -1,10 +1,10 @@
 """The cache's interface to torch's compiler: compile graphs, load them, evaluate guards.
 
-Each supported version of torch has a module, such as `torch_2_13`, whose `COMPILER` implements this interface with
-private names of torch. With any other version, `find_obstacle` returns the reason, and graphs are compiled without the
-cache. So this module must not use private names of torch that other versions lack.
+Each supported version of torch has a compiler in `bundle/compiler.py`, which implements this interface with private
+names of torch. With any other version, `find_obstacle` returns the reason, and graphs are compiled without the cache.
+So this module must not use private names of torch that other versions lack.
 
-To support another version, add such a module and its line in `_KNOWN`. Then run the tests with that version.
+To support another version, add it to `_KNOWN` and to `COMPILERS` there. Then run the tests with that version.
 `test_inductor_review.py` reports names of torch that nobody has reviewed. Check for each of them whether it belongs in
 one of these lists: operators (`code/operators.py`), tables that user code can change (`code/torch_tables.py`),
 attributes of custom operators (`key/ops.py`), settings (`key/settings.py`), annotations and in-place functions
@@ -26,8 +26,9 @@ import torch._inductor.config as inductor_config
 from holdfast.compile_cache.key_parts import GraphKey
 from holdfast.errors import CompileCacheError
 
-_KNOWN: Final = {"2.13": "holdfast.compile_cache.torch_2_13", "2.15": "holdfast.compile_cache.torch_2_15"}
-"""Version of torch -> the module that implements this interface for it."""
+_KNOWN: Final = ("2.13", "2.15")
+"""Versions of torch for which this interface is implemented."""
+_COMPILERS: Final = "holdfast.compile_cache.bundle.compiler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +125,8 @@ def find_obstacle() -> str:
 
 @functools.cache
 def load_torch() -> TorchCompiler:
-    """Import the module for this version of torch. It takes about a second, so it is imported when first needed."""
-    compiler: TorchCompiler = import_module(_KNOWN[_version()]).COMPILER
+    """Return the compiler for this version of torch. Its import takes about a second, so it waits for the first use."""
+    compiler: TorchCompiler = import_module(_COMPILERS).COMPILERS[_version()]
     return compiler
 
 

@@ -14,7 +14,7 @@ from holdfast.serving.remembered import RememberedValues
 from holdfast.serving.request import ApiRequest
 
 if TYPE_CHECKING:
-    from holdfast.serving.answers.run_outline import RunOutline
+    from holdfast.serving.answers.runs import RunOutline
 
 _MAX_REMEMBERED_EVENTS: Final = 100_000
 """Events of all runs that are kept in memory, about 1 KiB each; a run with more is kept alone, and only in part."""
@@ -50,7 +50,7 @@ class RunsApi:
         return self._listing.read().runs_mark, request.read_required("name")
 
     def _read(self, key: tuple[str, str]) -> RunOutline:
-        from holdfast.serving.answers.run_outline import read_outline
+        from holdfast.serving.answers.runs import read_outline
 
         def read() -> RunOutline:
             with self._heavy:
@@ -59,12 +59,12 @@ class RunsApi:
         return self._outlines.find_or_compute(key, read)
 
     def _answer_run(self, request: ApiRequest) -> HttpAnswer:
-        from holdfast.serving.answers.run_outline import describe_outline
+        from holdfast.serving.answers.runs import describe_outline
 
         return answer_json(describe_outline(self._read(self._find_key(request))))
 
     def _answer_events(self, request: ApiRequest) -> HttpAnswer:
-        from holdfast.serving.answers.run_outline import MAX_EVENTS, choose_events, describe_events
+        from holdfast.serving.answers.runs import MAX_EVENTS, choose_events, describe_events
 
         page = request.read_page(200, most=MAX_EVENTS)
         step = request.read_number("step", 0, most=_MAX_STEP) if request.read_text("step") else None
@@ -76,7 +76,7 @@ class RunsApi:
             return answer_json(describe_events(outline, chosen, step, *page))
 
     def _answer_nonfinite(self, request: ApiRequest) -> HttpAnswer:
-        from holdfast.serving.answers.run_outline import describe_nonfinite
+        from holdfast.serving.answers.runs import describe_nonfinite
 
         key = self._find_key(request)
         outline = self._read(key)

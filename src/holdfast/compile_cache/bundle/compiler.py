@@ -21,7 +21,7 @@ from torch._inductor.codecache import CppCodeCache
 from torch.compiler import config as compiler_config
 
 from holdfast.compile_cache.bundle.generated import drop_compiler, running_without_compiler
-from holdfast.compile_cache.bundle.guards import GuardLanguage
+from holdfast.compile_cache.bundle.guards import SHARED_NAMES, GuardLanguage
 from holdfast.compile_cache.bundle.kernels import LOAD_PARAMETERS, record_kernels, supply_kernels
 from holdfast.compile_cache.bundle.lifting import lift_tensors
 from holdfast.compile_cache.inductor import CompiledGraph, LiftedGraph, compile_plainly, describe_error
@@ -184,3 +184,10 @@ def _no_triton_kernels() -> Iterator[None]:
         yield
     finally:
         kernel_side_table.id_to_kernel, kernel_side_table.constant_args = saved
+
+
+COMPILERS: Final = {
+    "2.13": BundleCompiler(GuardLanguage(SHARED_NAMES | {"max", "min"})),
+    "2.15": BundleCompiler(GuardLanguage(SHARED_NAMES | {"torch.sym_max", "torch.sym_min"})),
+}
+"""For each version of torch that `inductor.py` knows, the compiler with what differs from other versions."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
@@ -12,14 +12,13 @@ from typing import Final, Literal, get_args
 
 import torch
 
-from holdfast.digest import Digest
+from holdfast.digest import Buffer, Digest, hash_parts
 from holdfast.errors import DeviceFault, Unsupported
 from holdfast.tensors.device_copy import WITH_STREAMS
-from holdfast.tensors.device_digest.cpu import digest_on_cpu
-from holdfast.tensors.device_digest.pieces import DeviceBytes, DevicePiece
+from holdfast.tensors.device_digest.pieces import DeviceBytes, DevicePiece, cut_pieces
 from holdfast.tensors.device_digest.torch_ops import TorchKernels
 from holdfast.tensors.device_digest.tree import Kernels, digest_by_tree
-from holdfast.tensors.memory import wrap_memory
+from holdfast.tensors.memory import view_bytes, wrap_memory
 
 DigestBackend = Literal["cpu", "torch", "triton"]
 DigestPieces = Callable[[Sequence[DevicePiece]], list[Digest]]
@@ -179,3 +178,13 @@ def _place(data: DeviceBytes, lengths: Sequence[int], dice: random.Random) -> li
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0]
+
+
+def digest_on_cpu(pieces: Iterable[DevicePiece]) -> list[Digest]:
+    """Return the digest of each piece; bytes of another device are copied to the host, at most PART_BYTES at a time."""
+    return [hash_parts(_iter_copies(piece)) for piece in pieces]
+
+
+def _iter_copies(piece: DevicePiece) -> Iterator[Buffer]:
+    for part in cut_pieces([piece]):
+        yield view_bytes(part.data.read(part.start, part.stop).cpu())

@@ -15,11 +15,11 @@ from holdfast.tensors.device_digest import choice
 from holdfast.tensors.device_digest.choice import (
     BackendChoice,
     choose_backend,
+    digest_on_cpu,
     find_backend,
     find_kernels,
     make_check_batches,
 )
-from holdfast.tensors.device_digest.cpu import digest_on_cpu
 from holdfast.tensors.device_digest.pieces import DevicePiece
 from holdfast.tensors.device_digest.torch_ops import TorchKernels
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.compile_cache.whole.arguments import Arguments
+from holdfast.compile_cache.whole.known_calls import Arguments
 
 X, Y = torch.zeros(2), torch.ones(2)
 

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.files import pickle_shapes as module
-from holdfast.files.pickle_shapes import parse_tensors
+from holdfast.files import torch_archive as module
+from holdfast.files.torch_archive import parse_tensors
 
 
 def pickled(value: object, **options: Any) -> bytes:

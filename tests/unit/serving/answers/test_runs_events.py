@@ -15,7 +15,7 @@ from holdfast.capture.stored import runs
 from holdfast.capture.stored.segments import decode_events
 from holdfast.cli.main import main
 from holdfast.errors import NotFound
-from holdfast.serving.answers.run_outline import (
+from holdfast.serving.answers.runs import (
     RunOutline,
     choose_events,
     describe_events,

@@ -7,7 +7,7 @@ import torch
 
 from holdfast.digest import hash_bytes
 from holdfast.tensors.device_digest import pieces
-from holdfast.tensors.device_digest.cpu import digest_on_cpu
+from holdfast.tensors.device_digest.choice import digest_on_cpu
 from holdfast.tensors.device_digest.pieces import DeviceBytes, DevicePiece
 
 
