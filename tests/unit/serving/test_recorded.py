@@ -15,7 +15,7 @@ import holdfast
 from holdfast.errors import BadName, Corrupt, NotFound
 from holdfast.repo.handle.repository import Repository
 from holdfast.serving.answer import answer_error
-from holdfast.serving.answers import run_outline
+from holdfast.serving.answers import runs
 from holdfast.serving.request import parse_request
 from holdfast.serving.routes import API, StoreApi
 from tests.kit.recordings import Recording, write_recorded
@@ -32,13 +32,13 @@ def store(tmp_path: Path) -> Iterator[holdfast.Store]:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the runs whose events are read."""
     found: list[str] = []
-    read = run_outline.read_outline
+    read = runs.read_outline
 
-    def count(repo: Repository, name: str) -> run_outline.RunOutline:
+    def count(repo: Repository, name: str) -> runs.RunOutline:
         found.append(name)
         return read(repo, name)
 
-    monkeypatch.setattr(run_outline, "read_outline", count)
+    monkeypatch.setattr(runs, "read_outline", count)
     return found
 
 

@@ -42,9 +42,9 @@ class Collectives:
     KeyboardInterrupt and SystemExit, is raised as it is on its own rank, after the others were told. The next call
     works again if all ranks are alive. Use it in a `with`: an error raised inside is then reported to the other ranks.
 
-    Saves and loads use `broadcast`, `gathering`, `all_gather`, `all_reduce`, `all_to_all` and `barrier`. The methods that end in
-    `_object`, `reduce_scatter` and `all_gather_keys` are for users only: they replace those of torch's `_DistWrapper`
-    (docs/coming-from-pytorch.md).
+    Saves and loads use `broadcast`, `gathering`, `all_gather`, `all_reduce`, `all_to_all` and `barrier`. The methods
+    that end in `_object`, `reduce_scatter` and `all_gather_keys` are for users only: they replace those of torch's
+    `_DistWrapper` (docs/coming-from-pytorch.md).
     """
 
     def __init__(
