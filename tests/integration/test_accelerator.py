@@ -6,20 +6,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
-# A device cannot be unregistered, so it gets a process of its own; all checks run in that one, and are collected there.
-def test_all_that_is_promised_of_tensors_holds_on_an_accelerator(tmp_path: Path) -> None:
-    folder = Path(__file__).parent
-    checks = sorted(folder.glob("accelerator_*checks.py"))
+FOLDER = Path(__file__).parent
+
+
+# A device cannot be unregistered, so it gets processes of its own, and the checks are collected there.
+@pytest.mark.parametrize("checks", [path.name for path in sorted(FOLDER.glob("accelerator_*checks.py"))])
+def test_all_that_is_promised_of_tensors_holds_on_an_accelerator(tmp_path: Path, checks: str) -> None:
     # Nothing there is for Hypothesis, which takes its time to start.
     words = ["-q", "--tb=short", "--noconftest", "-p", "no:hypothesispytest", "-p", "no:cacheprovider"]
 
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words, f"--basetemp={tmp_path / 'checks'}", *map(str, checks)],
+        [sys.executable, "-m", "pytest", *words, f"--basetemp={tmp_path / 'checks'}", str(FOLDER / checks)],
         capture_output=True,
         text=True,
         check=False,
-        cwd=folder.parents[1],
+        cwd=FOLDER.parents[1],
     )
 
     assert done.returncode == 0, done.stdout + done.stderr

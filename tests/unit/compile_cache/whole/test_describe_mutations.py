@@ -11,11 +11,11 @@ from tests.unit.compile_cache.code.mutation_runner_process import Runner
 from tests.unit.compile_cache.code.mutation_ways import COMMON, OBJECTS
 from tests.unit.compile_cache.code.mutations import FUNCTION, MUTATED_CALLABLES, Mutation, judge_callable
 
-# Many ways in one place, and one way in each place.
+# Some ways in one place, and one way in each place.
 _QUICK: Final = [
     each
     for each in MUTATED_CALLABLES
-    if (each.place is FUNCTION and each.way in COMMON + OBJECTS) or each.way is COMMON[2]
+    if (each.place is FUNCTION and each.way in (COMMON + OBJECTS)[::2]) or each.way is COMMON[2]
 ]
 
 
@@ -36,7 +36,7 @@ def test_a_change_of_the_result_changes_the_key_and_is_noticed(runner: Runner, m
 
 def test_the_search_is_wide_enough() -> None:
     assert len({mutation.name for mutation in MUTATED_CALLABLES}) == len(MUTATED_CALLABLES) >= 140
-    assert len(_QUICK) >= 35
+    assert len(_QUICK) >= 20
 
 
 def test_stale_callables_are_reported() -> None:
