@@ -31,7 +31,7 @@ from holdfast.facade import Store
 from holdfast.objects.blocks import copy_bytes
 from holdfast.objects.cloud.cloud_store import CloudStore
 from holdfast.objects.cloud.place import parse_place
-from holdfast.objects.disk_cache import DiskCache, attach_cache
+from holdfast.objects.disk_cache import DiskCache
 
 BUCKET: Final = "bucket"
 SNAPSHOT: Final = "run/step-0"
@@ -107,7 +107,8 @@ def make_options(endpoint: str) -> dict[str, Any]:
 def open_bucket_store(endpoint: str, prefix: str, *, cache: Path | None = None) -> Store:
     """Open a Holdfast store below a prefix of the bucket."""
     objects = CloudStore(parse_place(f"s3://{BUCKET}/{prefix}"), options=make_options(endpoint))
-    return Store(attach_cache(objects, None if cache is None else DiskCache(str(cache))))
+    objects.use_cache(None if cache is None else DiskCache(str(cache)))
+    return Store(objects)
 
 
 class OpenStores:

@@ -40,11 +40,11 @@ LEVEL: Final = {name: level for level, names in enumerate(LAYERS) for name in na
 # beside them that have no line of their own. Names on one line stay apart, but "*" is one room.
 ROOMS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "objects": (
-        ("at_exit", "blocks", "request_tally", "storage_options"),
+        ("at_exit", "blocks", "disk_cache", "request_tally", "storage_options"),
         ("thread_pool",),
-        ("protocol",),
         ("together",),
-        ("listing", "settle", "memory", "ahead", "disk_cache"),
+        ("protocol",),
+        ("settle", "memory"),
         ("local", "cloud"),
         ("url",),
     ),

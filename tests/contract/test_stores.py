@@ -64,6 +64,9 @@ class TestLocalStoreOnASimulatedDisk(StoreContract):
     def make_store(self, place: Path, *, read_only: bool = False) -> ObjectStore:
         return LocalStore("/store", read_only=read_only, files=self.places.setdefault(place, SimulatedDisk()))
 
+    def test_a_map_is_private_memory_of_the_object(self, store: ObjectStore) -> None:
+        pytest.skip("the system cannot map files of a simulated disk")
+
 
 class TestFaultyStoreWithoutAFault(StoreContract):
     @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.objects.listing import iter_objects
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import INDEX, MARKS, PACKS, generation_key, lease_stem, new_lease_id, snapshot_stem
@@ -47,7 +46,7 @@ def leave_dead_save(store: ObjectStore, name: str, content: Content, *, before: 
 
 def _twin(store: ObjectStore) -> MemoryStore:
     twin = MemoryStore()
-    for info in iter_objects(store, ""):
+    for info in store.iter_objects(""):
         twin.create(info.key, store.read(info.key, limit_bytes=info.size_bytes))
     return twin
 
@@ -68,7 +67,7 @@ def prepare_garbage(store: ObjectStore) -> None:
 
 def _leave_marks(store: ObjectStore) -> None:
     """Leave what collectors that died have left: a mark, one that is torn, and the file of a lease that was removed."""
-    dead = [info for info in iter_objects(store, PACKS) if info.key not in read_live(store).needs]
+    dead = [info for info in store.iter_objects(PACKS) if info.key not in read_live(store).needs]
     publish_mark(store, dead[:1])
     store.create(generation_key(MARKS + new_lease_id(), 0), b"holdfast")
     lease_id = new_lease_id()
@@ -88,7 +87,7 @@ def prepare_sparse(store: ObjectStore) -> None:
 def prepare_damage(store: ObjectStore) -> None:
     """Leave a rotten pack all of whose chunks have another copy, no index, and torn records."""
     save_content(store, "run/1", SMALL)
-    (rotten,) = iter_objects(store, PACKS)
+    (rotten,) = store.iter_objects(PACKS)
     # Under another prefix and without the index these bytes are not found: they are stored twice.
     discard(store, INDEX)
     save_content(store, "elsewhere/2", SMALL)
@@ -101,7 +100,7 @@ def prepare_damage(store: ObjectStore) -> None:
 
 
 def discard(store: ObjectStore, prefix: str) -> None:
-    for info in list(iter_objects(store, prefix)):
+    for info in list(store.iter_objects(prefix)):
         store.delete(info.key)
 
 

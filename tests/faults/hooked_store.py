@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from types import TracebackType
-
-from typing_extensions import Self
 
 from holdfast.digest import Buffer
 from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore, StoreTraits, Upload
@@ -19,7 +16,7 @@ def _nothing(_name: str, _key: str) -> None:
     return
 
 
-class HookedStore:
+class HookedStore(ObjectStore):
     """Passes every operation on to `inner`, telling `before` and `after` about it."""
 
     def __init__(self, inner: ObjectStore, *, before: Hook = _nothing, after: Hook = _nothing) -> None:
@@ -90,7 +87,7 @@ class HookedStore:
         return self.inner.find_free_bytes()
 
 
-class _HookedUpload:
+class _HookedUpload(Upload):
     def __init__(self, store: HookedStore, key: str, inner: Upload) -> None:
         self._store = store
         self._key = key
@@ -106,14 +103,6 @@ class _HookedUpload:
 
     def abort(self) -> None:
         self._inner.abort()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.abort()
 
 
 class Once:

@@ -8,7 +8,6 @@ from typing import Final
 import pytest
 
 from holdfast.errors import Corrupt, HoldfastError, NotFound
-from holdfast.objects.listing import iter_objects
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot, iter_names, read_snapshot
@@ -56,7 +55,7 @@ def copy_keys(source: ObjectStore, target: ObjectStore, keys: Sequence[str]) -> 
 
 
 def list_keys(store: ObjectStore, order: str) -> list[str]:
-    return ORDERS[order]([info.key for info in iter_objects(store, "")])
+    return ORDERS[order]([info.key for info in store.iter_objects("")])
 
 
 def copy_beside(

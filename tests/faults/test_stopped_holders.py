@@ -9,7 +9,6 @@ from typing import Final
 import pytest
 
 from holdfast.errors import LeaseLost
-from holdfast.objects.listing import iter_objects
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.names.leases import Lease
@@ -42,7 +41,7 @@ def root(tmp_path: Path) -> str:
     delete_snapshot(store, "gone")
     Lease(store, purpose="killed")
     needed = frozenset(iter_needed(store, read_snapshot(store, "kept")))
-    publish_mark(store, [info for info in iter_objects(store, "") if info.key in needed])
+    publish_mark(store, [info for info in store.iter_objects("") if info.key in needed])
     return place
 
 

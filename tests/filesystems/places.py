@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from holdfast.objects.local.files import Files
+from holdfast.objects.local.files import Files, PosixFiles
 from holdfast.objects.local.local_store import LocalStore
+from holdfast.objects.local.naming import FileNamer, Naming
 
 
 def needs_single_writer(folder: Path) -> bool:
     """Tell whether the filesystem of an existing directory has no way to create a name that must be free."""
-    return not LocalStore(folder).traits.exclusive_create
+    return FileNamer(PosixFiles()).read_naming(os.fspath(folder)) is Naming.CHECKED_RENAME
 
 
 def open_place(root: str | os.PathLike[str], *, read_only: bool = False, files: Files | None = None) -> LocalStore:

@@ -8,10 +8,11 @@ from typing import TypeVar
 
 import pytest
 
-from holdfast.objects import ahead, together
+from holdfast.objects import together
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.protocol import StoreTraits
 from holdfast.objects.thread_pool import Task
+from tests.kit.waiting_store import let_wait
 
 Result = TypeVar("Result")
 
@@ -28,7 +29,7 @@ class BusyMemoryStore(MemoryStore):
 
     @property
     def traits(self) -> StoreTraits:
-        return replace(super().traits, requests_at_once=8, checked_uploads=True)
+        return replace(let_wait(super().traits, 8), checked_uploads=True)
 
     def clone(self, *, read_only: bool = False) -> BusyMemoryStore:
         return BusyMemoryStore(super().clone(read_only=read_only))
@@ -65,4 +66,3 @@ class BackwardsPool:
 def run_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let requests that are made at once be done in the order that differs most from the usual one."""
     monkeypatch.setattr(together, "ThreadPool", BackwardsPool)
-    monkeypatch.setattr(ahead, "ThreadPool", BackwardsPool)

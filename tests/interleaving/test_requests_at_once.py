@@ -9,6 +9,7 @@ from typing import Final, Generic, TypeVar
 import pytest
 
 from holdfast.objects import together
+from holdfast.objects.thread_pool import Task, ThreadPool
 from tests.interleaving.scenes import CROWDS, SCENES, Scene
 from tests.interleaving.schedule import Bounds
 from tests.interleaving.theatre import explore
@@ -40,8 +41,13 @@ class LatePool:
 
     order: Callable[[list[LateTask[object]]], list[LateTask[object]]]
 
-    def __init__(self, _name: str, _size: int) -> None:
+    def __init__(self, name: str, size: int) -> None:
         self.waiting: list[LateTask[object]] = []
+        self._begun = ThreadPool(name, size)
+
+    def submit(self, work: Callable[[], object]) -> Task[object]:
+        """Run work that begins early on a thread."""
+        return self._begun.submit(work)
 
     def enqueue(self, task: LateTask[object]) -> None:
         self.waiting.append(task)
@@ -52,6 +58,7 @@ class LatePool:
             task.run()
 
     def shutdown(self) -> None:
+        self._begun.shutdown()
         assert not self.waiting
 
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from functools import cache
 
-from holdfast.objects.listing import iter_objects
 from holdfast.objects.memory import MemoryStore, VirtualClock
 from holdfast.repo.format.layout import CONFIG
 from tests.kit.s3_server import S3Server, Stored
@@ -39,6 +38,6 @@ def _iter_saved(steps: range, first_s: float) -> Iterator[tuple[str, bytes, floa
     for step in steps:
         save_bytes(repo, f"run/step-{step}", {"x": noise(600, step)}, metadata={"metrics": {"loss": 1 / (step + 1)}})
         clock.advance(EVERY_S)
-    for info in iter_objects(store, ""):
+    for info in store.iter_objects(""):
         if steps[0] == 0 or not info.key.startswith(CONFIG):
             yield info.key, store.read(info.key, limit_bytes=info.size_bytes), info.modified_s

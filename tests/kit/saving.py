@@ -164,7 +164,7 @@ def snapshot_of(repo: Repository, name: str) -> CommittedSnapshot:
     return read_snapshot(repo.store, name)
 
 
-class Watched:
+class Watched(ObjectStore):
     """Forwards everything, counts reads, and fails reads of the given keys."""
 
     def __init__(self, inner: ObjectStore) -> None:

@@ -8,7 +8,6 @@ from typing import NoReturn
 
 from holdfast.cli.output import Output, count
 from holdfast.errors import AmbiguousName, NotFound
-from holdfast.objects.disk_cache import attach_cache
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import open_store
 from holdfast.query.globs import Glob, is_glob, split_literal
@@ -32,7 +31,9 @@ from holdfast.texts import list_some
 
 def open_to_read(url: str, output: Output) -> Repository:
     """Open a repository read-only; `output` gets the time of each stage."""
-    return open_repository(attach_cache(open_store(url, read_only=True), output.cache), stages=output.stages)
+    store = open_store(url, read_only=True)
+    store.use_cache(output.cache)
+    return open_repository(store, stages=output.stages)
 
 
 def open_to_write(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -11,7 +11,6 @@ from holdfast.errors import Corrupt, NewerFormat
 from holdfast.mirror.plan import DeletedName, LocalListing, MirrorListing, MirrorPlan, is_mirrored, plan_mirror
 from holdfast.mirror.recorded import MirrorScope
 from holdfast.objects.protocol import ObjectStore
-from holdfast.objects.together import run_together
 from holdfast.repo.format.layout import RESERVED, SNAPSHOTS, snapshot_stem
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.generations import iter_stems, read_listed, read_newest
@@ -51,7 +50,7 @@ def read_there(store: ObjectStore, wanted: Collection[CommittedSnapshot], *, has
     named = [each.name for each in wanted if not each.name.startswith(ARTIFACTS)]
     found = _read_few(store, named) if len(named) <= _FEW else _read_many(store, named)
     keys = list(dict.fromkeys(parse_variant(each).key_digest for each in artifacts))
-    variants = run_together(store, [partial(_read_variants, store, key) for key in keys if key])
+    variants = store.run_together([partial(_read_variants, store, key) for key in keys if key])
     return MirrorListing(
         {name: each for name, each in zip(named, found, strict=True) if each is not None},
         _read_tags(store) if has_tags else {},
@@ -59,15 +58,15 @@ def read_there(store: ObjectStore, wanted: Collection[CommittedSnapshot], *, has
     )
 
 
-def _read_few(store: ObjectStore, names: Iterable[str]) -> list[_Found]:
-    return run_together(store, [partial(_read_one, store, snapshot_stem(name), None) for name in names])
+def _read_few(store: ObjectStore, names: Iterable[str]) -> Sequence[_Found]:
+    return store.run_together([partial(_read_one, store, snapshot_stem(name), None) for name in names])
 
 
-def _read_many(store: ObjectStore, names: Iterable[str]) -> list[_Found]:
+def _read_many(store: ObjectStore, names: Iterable[str]) -> Sequence[_Found]:
     listed = dict(iter_stems(store, SNAPSHOTS))
     stems = [snapshot_stem(name) for name in names]
     found = [stem for stem in stems if stem in listed]
-    read = run_together(store, [partial(_read_one, store, stem, listed[stem]) for stem in found])
+    read = store.run_together([partial(_read_one, store, stem, listed[stem]) for stem in found])
     by_stem = dict(zip(found, read, strict=True))
     return [by_stem.get(stem) for stem in stems]
 

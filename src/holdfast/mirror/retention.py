@@ -23,7 +23,6 @@ from holdfast.repo.format.rank_manifests import Manifests
 from holdfast.repo.handle.config import read_config
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.marks import read_marked
-from holdfast.repo.names.roots import read_infos
 from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.upkeep.prune import PruneDecision, PrunePlan
 from holdfast.repo.upkeep.usage import iter_positions
@@ -122,7 +121,7 @@ def _read_faults(store: ObjectStore, copies: Mapping[str, CommittedSnapshot]) ->
             else:
                 ends[name] = _find_ends(manifests) | dict.fromkeys(_list_manifests(copy, manifests), 0)
     packs = {key for own in ends.values() for key, end in own.items() if end}
-    sizes = {key: info.size_bytes for key, info in read_infos(store, sorted(packs)).items()}
+    sizes = {key: info.size_bytes for key, info in store.stat_many(sorted(packs)).items()}
     for name, own in ends.items():
         lost = [key for key, end in own.items() if key in marked or (end and sizes.get(key, 0) < end)]
         if lost:

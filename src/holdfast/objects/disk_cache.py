@@ -17,12 +17,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar, runtime_checkable
+from typing import Final
 
 from holdfast.digest import Buffer
 from holdfast.display.readable import readable_repr
 
-Store = TypeVar("Store")
 _log = logging.getLogger(__name__)
 
 CACHE_BYTES: Final = 10 << 30
@@ -59,14 +58,6 @@ class CacheUsage:
     files: int
     size_bytes: int
     """The space that its files take."""
-
-
-@runtime_checkable
-class CacheableStore(Protocol):
-    """Extra attribute of a store for which a cache is worthwhile."""
-
-    cache: DiskCache | None
-    """Used by those who read snapshots. A check, a collection and a save always ask the store itself."""
 
 
 class DiskCache:
@@ -261,18 +252,6 @@ class CachedObject:
             if error.errno == errno.ENXIO:
                 return True  # the file ends before
             raise
-
-
-def attach_cache(store: Store, cache: DiskCache | None) -> Store:
-    """Return the store; those who read snapshots from it use the cache, if one is worthwhile for such a store."""
-    if isinstance(store, CacheableStore):
-        store.cache = cache
-    return store
-
-
-def find_cache(store: object) -> DiskCache | None:
-    """Return the cache of a store, or None."""
-    return store.cache if isinstance(store, CacheableStore) else None
 
 
 def _open_again(directory: str, limit_bytes: int) -> DiskCache:

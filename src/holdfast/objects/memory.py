@@ -6,22 +6,24 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final, Protocol
-
-from typing_extensions import Self
 
 from holdfast.digest import Buffer
 from holdfast.errors import Corrupt, NotFound, ObjectExists, ReadOnlyStore, StoreError, StoreFull
-from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, StoreTraits, verify_key, verify_prefix
+from holdfast.objects.protocol import (
+    PAGE_LIMIT,
+    ObjectInfo,
+    ObjectStore,
+    StoreTraits,
+    Upload,
+    verify_key,
+    verify_prefix,
+)
 
 _TRAITS: Final = StoreTraits(
-    exclusive_create=True,
     durable=False,
     shared_by_hosts=False,
     stale_listings=False,
-    replace_if_match=True,
-    delete_if_match=True,
 )
 
 
@@ -54,8 +56,8 @@ class _Object:
     version: str
 
 
-class MemoryStore:
-    """Keeps objects in a dict; also a `ConditionalStore`."""
+class MemoryStore(ObjectStore):
+    """Keeps objects in a dict."""
 
     def __init__(
         self,
@@ -169,21 +171,6 @@ class MemoryStore:
         with self._lock:
             return self._count_free()
 
-    def replace_if_match(self, key: str, data: Buffer, *, version: str) -> ObjectInfo:
-        """Replace `key` if its version is still `version`."""
-        self._verify_writable(key)
-        with self._lock:
-            self._verify_version(key, version)
-            self._verify_room_locked(key, len(bytes(data)) - len(self._objects[key].data))
-            return self._put(key, bytes(data))
-
-    def delete_if_match(self, key: str, *, version: str) -> None:
-        """Delete `key` if its version is still `version`."""
-        self._verify_writable(key)
-        with self._lock:
-            self._verify_version(key, version)
-            del self._objects[key]
-
     def _verify_writable(self, key: str) -> None:
         verify_key(key)
         if self._read_only:
@@ -204,20 +191,8 @@ class MemoryStore:
             if key in self._objects:
                 raise ObjectExists(f"{key} is already in {self._url}", key=key)
             self._verify_room_locked(key, len(data))
-            self._put(key, data)
-
-    def _put(self, key: str, data: bytes) -> ObjectInfo:
-        self._last_version += 1
-        found = _Object(data=data, modified_s=self._clock.now(), version=str(self._last_version))
-        self._objects[key] = found
-        return _describe(key, found)
-
-    def _verify_version(self, key: str, version: str) -> None:
-        found = self._objects.get(key)
-        if found is None:
-            raise NotFound(f"no object {key} in {self._url}", name=key)
-        if found.version != version:
-            raise ObjectExists(f"{key} changed: it has version {found.version}, not {version}", key=key)
+            self._last_version += 1
+            self._objects[key] = _Object(data, self._clock.now(), version=str(self._last_version))
 
     def _verify_room(self, key: str, needed_bytes: int) -> None:
         with self._lock:
@@ -239,7 +214,7 @@ class MemoryStore:
         return max(self._capacity_bytes - sum(len(found.data) for found in self._objects.values()), 0)
 
 
-class MemoryUpload:
+class MemoryUpload(Upload):
     """An upload that collects its bytes in a bytearray until it is committed."""
 
     def __init__(self, key: str, *, commit: Callable[[str, bytes], None], reserve: Callable[[str, int], None]) -> None:
@@ -268,14 +243,6 @@ class MemoryUpload:
     def abort(self) -> None:
         """Drop what was appended."""
         self._data = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.abort()
 
     def _verify_open(self) -> bytearray:
         if self._data is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple, Protocol, get_args, runtime_checkable
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 RequestKind = Literal["get", "head", "list", "put", "delete"]
 KINDS: Final[tuple[RequestKind, ...]] = get_args(RequestKind)
@@ -41,12 +41,3 @@ class RequestTally:
     def __reduce__(self) -> Any:
         """Pickle nothing but the class."""
         return RequestTally, ()
-
-
-@runtime_checkable
-class CountingStore(Protocol):
-    """Optional: a store that makes requests to a server, and counts them."""
-
-    @property
-    def request_tally(self) -> RequestTally:
-        """The requests of this handle."""

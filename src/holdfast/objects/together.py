@@ -1,13 +1,14 @@
-"""Many requests to one store at once, as many as the store answers best."""
+"""Runs functions that wait for a server on several threads, or before their results are needed."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from functools import partial
-from typing import Final, Protocol, TypeVar, runtime_checkable
+from types import TracebackType
+from typing import Final, Generic, TypeVar
 
-from holdfast.objects.protocol import ObjectStore
+from typing_extensions import Self
+
 from holdfast.objects.thread_pool import Task, ThreadPool
 
 Result = TypeVar("Result")
@@ -16,31 +17,12 @@ AHEAD_BYTES: Final = 32 << 20
 """How many bytes `iter_together` reads before the caller has taken those before them."""
 
 
-@runtime_checkable
-class UntestedStore(Protocol):
-    """Extra property of a store that tests its traits by writing: what is known without a test."""
-
-    @property
-    def requests_at_once(self) -> int:
-        """The same as in its traits."""
-
-
-def count_requests_at_once(store: ObjectStore) -> int:
-    """Return how many requests should be in flight, without testing the store: a reader may not write to it."""
-    return store.requests_at_once if isinstance(store, UntestedStore) else store.traits.requests_at_once
-
-
-def checks_uploads(store: ObjectStore) -> bool:
-    """Return the trait `checked_uploads` of a store whose requests wait; others are not tested for it."""
-    return count_requests_at_once(store) > 1 and store.traits.checked_uploads
-
-
-def run_together(store: ObjectStore, works: Sequence[Callable[[], Result]]) -> list[Result]:
-    """Call all functions, at most `requests_at_once` of the store at a time, and return their results in order.
+def run_together(works: Sequence[Callable[[], Result]], at_once: int) -> list[Result]:
+    """Call all functions, at most `at_once` at a time, and return their results in order.
 
     The first failure, in order, is raised. When this returns or raises, no work is in progress.
     """
-    size = min(count_requests_at_once(store), len(works))
+    size = min(at_once, len(works))
     if size <= 1:
         return [work() for work in works]
     pool = ThreadPool("holdfast-requests", size)
@@ -59,25 +41,21 @@ def run_together(store: ObjectStore, works: Sequence[Callable[[], Result]]) -> l
         pool.shutdown()
 
 
-def iter_together(
-    store: ObjectStore, works: Iterable[tuple[Callable[[], Result], int]]
-) -> Generator[Result, None, None]:
+def iter_together(works: Iterable[tuple[Callable[[], Result], int]], at_once: int) -> Generator[Result, None, None]:
     """Yield the results of functions in order, while later ones run; each comes with the bytes that it will read.
 
-    At most `requests_at_once` of the store run ahead, and at most AHEAD_BYTES, or one. The first failure, in order, is
-    raised. When this ends, for whatever reason, no work is in progress. A store that wants one request at a time is
-    asked by the caller, when the caller takes the result.
+    At most `at_once` run ahead, and at most AHEAD_BYTES, or one. The first failure, in order, is raised. When this
+    ends, for whatever reason, no work is in progress. If `at_once` is 1, the caller runs each when it takes the result.
     """
-    size = count_requests_at_once(store)
-    if size <= 1:
+    if at_once <= 1:
         yield from (work() for work, _ in works)
         return
-    pool = ThreadPool("holdfast-requests", size)
+    pool = ThreadPool("holdfast-requests", at_once)
     waiting: deque[tuple[Task[Result], int]] = deque()
     num_bytes = 0
     try:
         for work, work_bytes in works:
-            while waiting and (len(waiting) >= size or num_bytes + work_bytes > AHEAD_BYTES):
+            while waiting and (len(waiting) >= at_once or num_bytes + work_bytes > AHEAD_BYTES):
                 num_bytes -= waiting[0][1]
                 yield _take_first(waiting)
             # In `waiting` before it can start: an interrupt at any point must find it there.
@@ -101,23 +79,41 @@ def _take_first(waiting: deque[tuple[Task[Result], int]]) -> Result:
     return result
 
 
-@runtime_checkable
-class BulkStore(Protocol):
-    """Extra methods of a store that deletes many objects with one request."""
+class EagerCall(Generic[Result]):
+    """One function call that begins before its result is needed: on a thread, or when its result is taken.
 
-    @property
-    def delete_limit(self) -> int:
-        """How many keys one request can name."""
+    Use it in a `with`: at the end, the work is not in progress any more. For one thread.
+    """
 
-    def delete_many(self, keys: Sequence[str]) -> None:
-        """Delete at most `delete_limit` objects, in no order; no error for absent ones. An error may leave some."""
+    def __init__(self, work: Callable[[], Result], *, is_eager: bool) -> None:
+        """Call `work` on a thread if `is_eager`, otherwise in `result`."""
+        self._work = work
+        self._pool: ThreadPool | None = None
+        self._task: Task[Result] | None = None
+        self._results: list[Result] = []
+        if is_eager:
+            self._begin()
 
+    def result(self) -> Result:
+        """Return the result, or raise the error; the work runs once, unless it fails and was not eager."""
+        if not self._results:
+            task, self._task = self._task, None
+            self._results.append(task.result() if task else self._work())
+        return self._results[0]
 
-def delete_together(store: ObjectStore, keys: Sequence[str]) -> None:
-    """Delete objects in no order, with as few requests as the store allows; no error for those that are absent."""
-    if isinstance(store, BulkStore) and len(keys) > 1:
-        size = store.delete_limit
-        batches = [keys[first : first + size] for first in range(0, len(keys), size)]
-        run_together(store, [partial(store.delete_many, batch) for batch in batches])
-    else:
-        run_together(store, [partial(store.delete, key) for key in keys])
+    def __enter__(self) -> Self:
+        """Return the call."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Drop work that has not begun, and wait for work that has."""
+        if self._task is not None:
+            self._task.abandon()
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _begin(self) -> None:
+        self._pool = ThreadPool("holdfast-ahead", 1)
+        self._task = self._pool.submit(self._work)

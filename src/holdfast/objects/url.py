@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from holdfast.errors import BadName, StoreError
-from holdfast.objects.disk_cache import attach_cache
 from holdfast.objects.local.files import PosixFiles
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore
@@ -50,7 +49,9 @@ def verify_path(text: str) -> str:
 def open_chosen(url: str, options: Mapping[str, Any]) -> ObjectStore:
     """Open the object store at a path or URL with those of the options of `holdfast.open` that concern it."""
     chosen = {name: options[name] for name in ("read_only", "single_writer", "storage_options") if name in options}
-    return attach_cache(open_store(url, **chosen), options.get("cache"))
+    store = open_store(url, **chosen)
+    store.use_cache(options.get("cache"))
+    return store
 
 
 def open_store(

@@ -35,13 +35,14 @@ class Engine:
     Threads start with the first work, and have ended when the `with` ends, whether by an error or not.
     """
 
-    def __init__(self, name: str, *, budget_bytes: int, waits: bool, requests_at_once: int = 1) -> None:
+    def __init__(self, name: str, *, budget_bytes: int, waits: bool, requests: int | None = None) -> None:
         """Limit work in progress to `budget_bytes` (or one item); `waits` adds threads, for work that waits for I/O.
 
-        Work that is a request to a store gets as many threads as the store should have requests in flight.
+        Work that is a request to a store gets one thread for each of `requests`.
         """
         threads = min(count_cores() + (_WAITERS if waits else 0), budget_bytes // UNIT_BYTES)
-        self.threads = max(1, threads) if requests_at_once <= 1 else requests_at_once
+        self.threads = requests or max(1, threads)
+        self._are_requests = requests is not None
         self.budget_bytes = budget_bytes
         self._name = name
         self._start()
@@ -88,11 +89,14 @@ class Engine:
 
     def run(self, work: Callable[[Item], object], items: Iterable[tuple[Item, int]]) -> None:
         """Call `work` for all items; when this returns or raises, no work is in progress."""
-        for _ in self.iter_results(work, items):
-            pass
+        if self._are_requests:
+            self._run_requests(work, items)
+        else:
+            for _ in self.iter_results(work, items):
+                pass
 
-    def run_requests(self, work: Callable[[Item], object], items: Iterable[tuple[Item, int]]) -> None:
-        """Do as `run`, but let no item wait for a slow one before it while there is room in the budget."""
+    def _run_requests(self, work: Callable[[Item], object], items: Iterable[tuple[Item, int]]) -> None:
+        """Let no item wait for a slow one before it while there is room in the budget."""
         if os.getpid() != self._pid:
             self._start()
         ended: SimpleQueue[int] = SimpleQueue()

@@ -45,7 +45,7 @@ from holdfast.serving.answers.snapshots import (
     find_named,
     read_sizes,
 )
-from holdfast.serving.answers.upkeep import count_requests, describe_activity, describe_requests, iter_check
+from holdfast.serving.answers.upkeep import describe_activity, describe_requests, iter_check
 from holdfast.serving.listing import WatchedListing
 from holdfast.serving.recorded import RunsApi
 from holdfast.serving.remembered import RememberedValues
@@ -83,7 +83,7 @@ class StoreApi:
         self._repo = repo
         self._listing = WatchedListing(repo)
         self._started_s = repo.store.clock()
-        self._requests_before = count_requests(repo.store)
+        self._requests_before = repo.store.count_requests()
         self._heavy = threading.BoundedSemaphore(_HEAVY_AT_ONCE)
         # Manifests never change, so whatever follows from one is remembered by its id.
         self._sizes: RememberedValues[str, Mapping[str, int]] = RememberedValues(100_000)

@@ -6,12 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
-from types import TracebackType
 from typing import Final, TypeVar
-
-from typing_extensions import Self
 
 from holdfast.digest import Buffer
 from holdfast.errors import ObjectExists, StoreError, StoreFull
@@ -47,11 +44,11 @@ class Operation:
 _WRITES: Final = frozenset({"prepare", "create", "upload", "append", "commit"})
 
 
-class FaultyStore:
+class FaultyStore(ObjectStore):
     """Forwards every operation to `inner`, except that the `at`-th one (from 1) fails.
 
     Run once without a fault; then run once for each `at` from 1 to `len(store.log)`. `url`, `traits` and `clock` do not
-    count as operations. Conditional writes are not available. Every `read_into` takes `delay_s` longer.
+    count as operations. Every `read_into` takes `delay_s` longer.
     """
 
     def __init__(self, inner: ObjectStore, *, fault: Fault | None = None, at: int = 1, delay_s: float = 0.0) -> None:
@@ -79,7 +76,7 @@ class FaultyStore:
 
     @property
     def traits(self) -> StoreTraits:
-        return replace(self._inner.traits, replace_if_match=False, delete_if_match=False)
+        return self._inner.traits
 
     def prepare(self, prefixes: Sequence[str]) -> None:
         self._perform("prepare", "", lambda: self._inner.prepare(prefixes))
@@ -159,7 +156,7 @@ class FaultyStore:
             return self._fault
 
 
-class _FaultyUpload:
+class _FaultyUpload(Upload):
     """An upload; each of its steps is an operation of the store."""
 
     def __init__(self, store: FaultyStore, key: str, inner: Upload) -> None:
@@ -184,14 +181,6 @@ class _FaultyUpload:
         except StoreError:
             # By contract an abort never raises, even if it leaves something behind.
             return
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.abort()
 
     def _step(self, name: str, act: Callable[[], None], *, tear: Callable[[], None] | None = None) -> None:
         """Perform one step; as in every store, a failed step ends the upload."""

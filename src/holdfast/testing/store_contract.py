@@ -15,10 +15,6 @@ from holdfast.objects.blocks import LentBlock, new_block
 from holdfast.objects.protocol import (
     MAX_COMPONENT_BYTES,
     MAX_KEY_BYTES,
-    BlockUpload,
-    ConditionalStore,
-    KeepingStore,
-    LendingStore,
     ObjectStore,
 )
 
@@ -175,10 +171,7 @@ class StoreContract:
             store.read_into("packs/one", start, memoryview(bytearray(size_bytes)))
 
     def test_a_range_is_lent_as_it_is_read(self, store: ObjectStore) -> None:
-        if not isinstance(store, LendingStore):
-            pytest.skip("the store cannot lend what it reads")
         store.create("packs/one", b"0123456789")
-        assert store.reads_at_once >= 1
         assert bytes(store.read_range("packs/one", 3, 4)) == b"3456"
         for start, size_bytes in ((0, 11), (9, 2), (10, 1), (1000, 1)):
             with pytest.raises(Corrupt, match="packs/one"):
@@ -187,8 +180,6 @@ class StoreContract:
             store.read_range("packs/two", 0, 1)
 
     def test_a_run_of_kept_reads_returns_the_same_bytes(self, store: ObjectStore) -> None:
-        if not isinstance(store, KeepingStore):
-            pytest.skip("the system cannot keep what is read from this store")
         store.create("packs/one", b"0123456789")
         store.create("packs/two", b"abcdefghij")
         buffer = bytearray(4)
@@ -259,6 +250,68 @@ class StoreContract:
         assert [info.key for info in store.list("", after="a/30")] == ["b"]
         assert store.list("a/", after="b") == []
 
+    def test_all_ways_to_list_find_the_same_objects(self, store: ObjectStore) -> None:
+        keys = ["a/00/x", "a/00/y", "a/01/z", "a/0stray", "a/ff/unexpected", "a/stray", "b/other"]
+        for key in keys:
+            store.create(key, key.encode(), durable=False)
+        listed = store.list("a/")
+        assert list(store.iter_objects("a/")) == listed
+        assert list(store.iter_folders("a/", ("a/00/", "a/01/", "a/02/"))) == listed
+        assert [list(found) for found in store.list_together(("b/", "c/", "a/"))] == [store.list("b/"), [], listed]
+        assert list(store.list_at_most("a/", 6) or listed) == listed
+        assert store.list_at_most("a/", 5) is None
+        assert list(store.skipping_links().iter_objects("a/")) == listed
+        assert not list(store.iter_links())
+
+    def test_the_names_in_a_folder_are_those_of_objects_and_folders(self, store: ObjectStore) -> None:
+        assert list(store.iter_names("")) == []
+        for key in ("a/00/x", "a/00/y", "a/01/z", "a/0stray", "a/00-x", "b/other", "c"):
+            store.create(key, b"", durable=False)
+        assert list(store.iter_names("")) == ["a/", "b/", "c"]
+        assert list(store.iter_names("a/")) == ["a/00-x", "a/00/", "a/01/", "a/0stray"]
+
+    def test_many_objects_are_described_and_deleted(self, store: ObjectStore) -> None:
+        keys = [f"packs/{number:03}" for number in range(100)]
+        for key in keys:
+            store.create(key, key.encode(), durable=False)
+        assert store.stat_many(["packs/none", *keys]) == {key: store.stat(key) for key in keys}
+        assert store.stat_many(["packs/none", "packs/001"]) == {"packs/001": store.stat("packs/001")}
+        assert store.stat_many([]) == {}
+        store.delete_many([])
+        store.delete_many(["packs/000"])
+        store.delete_many([*keys[:99], "packs/none"])
+        assert _keys(store, "") == ["packs/099"]
+
+    def test_a_map_is_private_memory_of_the_object(self, store: ObjectStore) -> None:
+        store.create("packs/one", b"0123456789")
+        mapped = store.map("packs/one", 3, 4)
+        if mapped is None:
+            pytest.skip("the store cannot map objects")
+        assert bytes(mapped) == b"3456"
+        mapped[:] = b"...."
+        assert store.read("packs/one", limit_bytes=10) == b"0123456789"
+        with pytest.raises(Corrupt, match="packs/one"):
+            store.map("packs/one", 8, 3)
+        with pytest.raises(NotFound):
+            store.map("packs/two", 0, 1)
+
+    def test_work_is_done_in_order_and_early_work_once(self, store: ObjectStore) -> None:
+        store.create("packs/one", b"1")
+        store.create("packs/two", b"2")
+        works = [partial(store.read, f"packs/{name}", limit_bytes=1) for name in ("one", "two")]
+        assert list(store.run_together(works)) == [b"1", b"2"]
+        assert list(store.iter_together((work, 1) for work in works)) == [b"1", b"2"]
+        assert list(store.run_early(works)) in ([], [b"1", b"2"])
+        with store.begin(works[1]) as call:
+            assert [call.result(), call.result()] == [b"2", b"2"]
+
+    def test_the_state_of_a_folder_changes_with_its_objects(self, store: ObjectStore) -> None:
+        store.create("a/00/x", b"")
+        before = store.read_folder_state("a/", ("00", "01"))
+        store.create("a/01/y", b"")
+        after = store.read_folder_state("a/", ("00", "01"))
+        assert not before or before != after
+
     def test_a_deleted_object_is_gone_and_may_be_created_again(self, store: ObjectStore) -> None:
         store.create("leases/one/0", b"first")
         store.delete("leases/one/0")
@@ -293,8 +346,6 @@ class StoreContract:
         released: list[int] = []
         memory = [new_block(size)[:size] for size in (8192, 5000, 8192)]
         with store.upload("packs/one") as upload:
-            if not isinstance(upload, BlockUpload):
-                pytest.skip("uploads to this store do not accept blocks")
             for number, block in enumerate(memory):
                 upload.append_block(LentBlock(block, partial(released.append, number)))
             upload.commit()
@@ -412,25 +463,6 @@ class StoreContract:
         free_bytes = store.find_free_bytes()
         assert free_bytes is None or free_bytes >= 0
         assert store.list("") == []
-
-    def test_conditional_writes_act_only_on_the_version_named(self, store: ObjectStore) -> None:
-        if not (isinstance(store, ConditionalStore) and store.traits.replace_if_match and store.traits.delete_if_match):
-            pytest.skip("this store has no conditional writes")
-        store.create("tags/one", b"first")
-        first = store.stat("tags/one").version
-        second = store.replace_if_match("tags/one", b"second", version=first)
-        assert second == store.stat("tags/one")
-        assert second.version != first
-        with pytest.raises(ObjectExists):
-            store.replace_if_match("tags/one", b"third", version=first)
-        with pytest.raises(ObjectExists):
-            store.delete_if_match("tags/one", version=first)
-        assert store.read("tags/one", limit_bytes=100) == b"second"
-        store.delete_if_match("tags/one", version=second.version)
-        with pytest.raises(NotFound):
-            store.delete_if_match("tags/one", version=second.version)
-        with pytest.raises(NotFound):
-            store.replace_if_match("tags/one", b"x", version=second.version)
 
     def test_a_version_is_stable_and_the_same_in_listings(self, store: ObjectStore) -> None:
         store.create("packs/one", b"first")

@@ -20,7 +20,6 @@ import holdfast
 from holdfast.dcp import StorageReader, StorageWriter
 from holdfast.distributed.dcp import commit
 from holdfast.errors import CommitUnknown, LeaseLost, Mismatch, NameInUse
-from holdfast.objects.listing import iter_objects
 from holdfast.repo.names import leases
 from holdfast.repo.names.roots import read_leases
 from holdfast.repo.upkeep.collect import Rules
@@ -82,7 +81,7 @@ def fence_all(store: holdfast.Store, purpose: str) -> None:
 
 
 def mark_all(store: holdfast.Store, prefix: str) -> None:
-    publish_mark(store.repository.store, list(iter_objects(store.repository.store, prefix)))
+    publish_mark(store.repository.store, list(store.repository.store.iter_objects(prefix)))
 
 
 @pytest.mark.parametrize("rules", [AT_ONCE, HARSH], ids=["at once", "harsh"])

@@ -159,4 +159,6 @@ def test_a_single_writer_may_save_to_a_server_that_ignores_conditions(server: S3
         store.save("run", OLD)
 
     assert equals(store.load("run"), NEW)
-    assert not store.repository.store.traits.exclusive_create
+    objects = store.repository.store
+    assert isinstance(objects, CloudStore)
+    assert objects.is_exclusive is False

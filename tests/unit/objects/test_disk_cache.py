@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.objects.disk_cache import DiskCache, attach_cache, find_cache
+from holdfast.objects.disk_cache import DiskCache
 from holdfast.objects.memory import MemoryStore
 from tests.kit.hooking import Hook
 from tests.kit.patience import PATIENCE_S
@@ -137,8 +137,8 @@ def test_it_is_pickled_as_its_directory_and_limit(cache: DiskCache) -> None:
 
 def test_a_store_that_needs_no_cache_gets_none(cache: DiskCache) -> None:
     store = MemoryStore()
-    assert attach_cache(store, cache) is store
-    assert find_cache(store) is None
+    store.use_cache(cache)
+    assert store.cache is None
 
 
 class TestTrouble:

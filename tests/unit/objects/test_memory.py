@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.errors import BadName, ReadOnlyStore, StoreError, StoreFull
+from holdfast.errors import StoreError, StoreFull
 from holdfast.objects.memory import MemoryStore, VirtualClock
-from holdfast.objects.protocol import ConditionalStore
 
 
 def test_a_virtual_clock_moves_only_by_advance() -> None:
@@ -67,24 +66,6 @@ def test_contents_are_a_copy() -> None:
     store = MemoryStore()
     store.contents()["packs/one"] = b"1"
     assert store.list("") == []
-
-
-def test_a_replacement_must_fit_too() -> None:
-    store = MemoryStore(capacity_bytes=4)
-    store.create("tags/one", b"123")
-    version = store.stat("tags/one").version
-    with pytest.raises(StoreFull):
-        store.replace_if_match("tags/one", b"12345", version=version)
-    assert store.replace_if_match("tags/one", b"1234", version=version).size_bytes == 4
-
-
-def test_it_offers_conditional_writes_and_guards_them() -> None:
-    store = MemoryStore(read_only=True)
-    assert isinstance(store, ConditionalStore)
-    with pytest.raises(ReadOnlyStore):
-        store.replace_if_match("tags/one", b"", version="1")
-    with pytest.raises(BadName):
-        store.delete_if_match("../one", version="1")
 
 
 def test_an_object_deleted_and_created_again_has_another_version() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -12,8 +11,9 @@ import pytest
 from holdfast.errors import NotFound
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.protocol import StoreTraits
-from holdfast.objects.together import AHEAD_BYTES, delete_together, iter_together, run_together
+from holdfast.objects.together import AHEAD_BYTES
 from tests.kit.rounds import count_rounds
+from tests.kit.waiting_store import let_wait
 
 
 class Waiting(MemoryStore):
@@ -23,7 +23,7 @@ class Waiting(MemoryStore):
 
     @property
     def traits(self) -> StoreTraits:
-        return replace(super().traits, requests_at_once=self.at_once)
+        return let_wait(super().traits, self.at_once)
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def store() -> Waiting:
 
 
 def test_results_come_in_order(store: Waiting) -> None:
-    assert run_together(store, [lambda n=n: n * n for n in range(40)]) == [n * n for n in range(40)]  # type: ignore[misc]
+    assert store.run_together([lambda n=n: n * n for n in range(40)]) == [n * n for n in range(40)]  # type: ignore[misc]
 
 
 def test_as_many_as_the_store_wants_are_in_flight(store: Waiting) -> None:
@@ -42,11 +42,11 @@ def test_as_many_as_the_store_wants_are_in_flight(store: Waiting) -> None:
         everybody.wait(timeout=30)
         return True
 
-    assert all(run_together(store, [meet] * (2 * Waiting.at_once)))
+    assert all(store.run_together([meet] * (2 * Waiting.at_once)))
 
 
 def test_a_store_that_does_not_wait_is_asked_by_the_caller() -> None:
-    assert set(run_together(MemoryStore(), [threading.get_ident] * 3)) == {threading.get_ident()}
+    assert set(MemoryStore().run_together([threading.get_ident] * 3)) == {threading.get_ident()}
 
 
 def test_the_first_failure_in_order_is_raised_and_nothing_runs_on(store: Waiting) -> None:
@@ -59,7 +59,7 @@ def test_the_first_failure_in_order_is_raised_and_nothing_runs_on(store: Waiting
             raise NotFound(str(number), name=str(number))
 
     with pytest.raises(NotFound, match="3"):
-        run_together(store, [lambda n=n: fail(n) for n in range(50)])  # type: ignore[misc]
+        store.run_together([lambda n=n: fail(n) for n in range(50)])  # type: ignore[misc]
     assert not running
 
 
@@ -69,7 +69,7 @@ def test_objects_are_read_in_one_round(store: Waiting) -> None:
         store.create(key, key.encode())
 
     with count_rounds(MemoryStore, "read") as rounds:
-        found = run_together(store, [partial(store.read, key, limit_bytes=100) for key in keys])
+        found = store.run_together([partial(store.read, key, limit_bytes=100) for key in keys])
         store.read(keys[0], limit_bytes=100)
 
     assert found == [key.encode() for key in keys]
@@ -84,12 +84,12 @@ def test_results_of_a_stream_come_in_order_and_are_worked_on_ahead(store: Waitin
         return number
 
     works = [(lambda n=n: meet(n), 1) for n in range(3 * Waiting.at_once)]
-    assert list(iter_together(store, works)) == list(range(3 * Waiting.at_once))
+    assert list(store.iter_together(works)) == list(range(3 * Waiting.at_once))
 
 
 def test_a_stream_runs_ahead_by_as_many_requests_as_the_store_wants_and_no_more(store: Waiting) -> None:
     begun: list[int] = []
-    found = iter_together(store, ((lambda n=n: n, 1) for n in _note(begun, 40)))  # type: ignore[misc]
+    found = store.iter_together((lambda n=n: n, 1) for n in _note(begun, 40))  # type: ignore[misc]
 
     assert [next(found), next(found)] == [0, 1]
     assert len(begun) == 2 + Waiting.at_once
@@ -98,7 +98,7 @@ def test_a_stream_runs_ahead_by_as_many_requests_as_the_store_wants_and_no_more(
 
 def test_a_stream_runs_ahead_by_a_bounded_number_of_bytes(store: Waiting) -> None:
     begun: list[int] = []
-    found = iter_together(store, ((lambda n=n: n, AHEAD_BYTES // 2) for n in _note(begun, 40)))  # type: ignore[misc]
+    found = store.iter_together((lambda n=n: n, AHEAD_BYTES // 2) for n in _note(begun, 40))  # type: ignore[misc]
 
     assert next(found) == 0
     assert len(begun) == 3  # two that fit, and the one for which the caller was asked to take the first
@@ -106,12 +106,12 @@ def test_a_stream_runs_ahead_by_a_bounded_number_of_bytes(store: Waiting) -> Non
 
 
 def test_a_work_that_is_larger_than_the_limit_runs_alone(store: Waiting) -> None:
-    assert list(iter_together(store, [(lambda: "all", 2 * AHEAD_BYTES)] * 3)) == ["all"] * 3
+    assert list(store.iter_together([(lambda: "all", 2 * AHEAD_BYTES)] * 3)) == ["all"] * 3
 
 
 def test_a_store_that_does_not_wait_is_asked_when_the_caller_takes_a_result() -> None:
     asked: list[int] = []
-    found = iter_together(MemoryStore(), ((lambda n=n: asked.append(n), 1) for n in range(9)))  # type: ignore[misc]
+    found = MemoryStore().iter_together((lambda n=n: asked.append(n), 1) for n in range(9))  # type: ignore[misc]
 
     next(found)
     next(found)
@@ -125,7 +125,7 @@ def test_the_first_failure_of_a_stream_is_raised_after_the_results_before_it(sto
             raise NotFound(str(number), name=str(number))
         return number
 
-    found = iter_together(store, ((lambda n=n: fail(n), 1) for n in range(50)))  # type: ignore[misc]
+    found = store.iter_together((lambda n=n: fail(n), 1) for n in range(50))  # type: ignore[misc]
 
     assert [next(found) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(NotFound, match="3"):
@@ -137,7 +137,7 @@ def test_a_stream_counts_a_round_for_each_turn_of_requests(store: Waiting) -> No
     works = [(lambda: store.read("packs/a", limit_bytes=1), 1)] * (3 * Waiting.at_once)
 
     with count_rounds(MemoryStore, "read") as rounds:
-        assert len(list(iter_together(store, works))) == len(works)
+        assert len(list(store.iter_together(works))) == len(works)
 
     assert (rounds.greatest, rounds.count_waves(Waiting.at_once)) == (3, 3)
 
@@ -145,32 +145,8 @@ def test_a_stream_counts_a_round_for_each_turn_of_requests(store: Waiting) -> No
 def test_objects_are_deleted_one_by_one_where_the_store_has_no_request_for_many(store: Waiting) -> None:
     for number in range(9):
         store.create(f"packs/{number}", b"")
-    delete_together(store, [f"packs/{number}" for number in range(1, 20)])
+    store.delete_many([f"packs/{number}" for number in range(1, 20)])
     assert list(store.contents()) == ["packs/0"]
-
-
-def test_objects_are_deleted_with_as_few_requests_as_the_store_allows() -> None:
-    store = Bulk()
-    for number in range(10):
-        store.create(f"packs/{number}", b"")
-    delete_together(store, [f"packs/{number}" for number in range(10)])
-    assert store.contents() == {}
-    assert sorted(store.batches) == [1, 3, 3, 3]
-
-
-class Bulk(Waiting):
-    """A store that deletes three objects with one request."""
-
-    delete_limit = 3
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.batches: list[int] = []
-
-    def delete_many(self, keys: Sequence[str]) -> None:
-        self.batches.append(len(keys))
-        for key in keys:
-            self.delete(key)
 
 
 def _note(begun: list[int], count: int) -> Iterator[int]:

@@ -253,7 +253,7 @@ def test_whichever_allocation_fails_the_work_ends(monkeypatch: pytest.MonkeyPatc
 
 
 def test_requests_to_a_server_have_a_thread_each_however_few_cores_there_are() -> None:
-    with Engine("test", budget_bytes=16 * MIB, waits=True, requests_at_once=48) as engine:
+    with Engine("test", budget_bytes=16 * MIB, waits=True, requests=48) as engine:
         everybody = threading.Barrier(48)
         engine.run(lambda _: everybody.wait(timeout=PATIENCE_S), weigh(list(range(48)), size=1))
         assert engine.threads == 48
@@ -263,7 +263,7 @@ class TestRequests:
     """Requests to a server: each has its own time."""
 
     def open(self, *, at_once: int = 4, budget: int = 64 * MIB) -> Engine:
-        return Engine("test", budget_bytes=budget, waits=True, requests_at_once=at_once)
+        return Engine("test", budget_bytes=budget, waits=True, requests=at_once)
 
     def test_a_slow_request_does_not_stop_the_others(self) -> None:
         others = threading.Event()
@@ -277,7 +277,7 @@ class TestRequests:
                 others.set()
 
         with self.open() as engine:
-            engine.run_requests(work, weigh(list(range(100))))
+            engine.run(work, weigh(list(range(100))))
 
         assert done[-1] == 0
         assert sorted(done) == list(range(100))
@@ -296,7 +296,7 @@ class TestRequests:
                 now -= 1
 
         with self.open(at_once=8, budget=budget) as engine:
-            engine.run_requests(work, weigh(list(range(60))))
+            engine.run(work, weigh(list(range(60))))
 
         assert most <= max(1, min(8, budget // MIB))
 
@@ -310,7 +310,7 @@ class TestRequests:
             ended.append(number)
 
         with self.open() as engine, pytest.raises(ValueError, match="three"):
-            engine.run_requests(work, weigh(list(range(100))))
+            engine.run(work, weigh(list(range(100))))
 
         assert set(begun) == {*ended, 3}
 
@@ -322,16 +322,16 @@ class TestRequests:
         monkeypatch.setattr(engine_module, "_PATIENCE_S", 0.0)
         done: list[int] = []
         with self.open() as engine:
-            engine.run_requests(done.append, weigh([1, 2, 3]))
+            engine.run(done.append, weigh([1, 2, 3]))
 
         assert done == [1, 2, 3]
 
     def test_a_forked_child_starts_its_own_threads(self) -> None:
         with self.open() as engine:
-            engine.run_requests(lambda _: None, weigh([1]))
+            engine.run(lambda _: None, weigh([1]))
             child = os.fork()
             if child == 0:
                 done: list[int] = []
-                engine.run_requests(done.append, weigh([1, 2]))
+                engine.run(done.append, weigh([1, 2]))
                 os._exit(0 if sorted(done) == [1, 2] else 1)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

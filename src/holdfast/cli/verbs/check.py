@@ -11,7 +11,6 @@ from holdfast.cli.output import SEVERITY_STYLES, Output, count, format_bytes
 from holdfast.cli.verb import add_json, document
 from holdfast.errors import NotAStore
 from holdfast.json_text import Json
-from holdfast.objects.listing import LinkedStore
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import open_store
 from holdfast.repo.upkeep.check import Checker
@@ -57,7 +56,7 @@ def _open_objects(url: str) -> ObjectStore:
     Raises NotAStore if nothing there can be part of a store.
     """
     store = open_store(url, read_only=True)
-    listed = store.skipping_links() if isinstance(store, LinkedStore) else store
+    listed = store.skipping_links()
     # A directory that contains only links may have been a store: `check` reports them.
     if not listed.list("", limit=1) and any(check_links(store)):
         return store

@@ -12,7 +12,6 @@ from holdfast.cli.output import SEVERITY_STYLES, Output, count, format_bytes
 from holdfast.cli.verb import add_json, document
 from holdfast.errors import Corrupt, NewerFormat
 from holdfast.objects.disk_cache import DiskCache
-from holdfast.objects.listing import iter_objects
 from holdfast.objects.local.probe import DirectoryFacts, locate_nearest_directory, probe_directory
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import find_path, open_store
@@ -252,16 +251,16 @@ def _judge_sync(sync_ms: float) -> DoctorFinding:
 def _count_objects(store: ObjectStore) -> dict[str, int]:
     names = [isinstance(name, DamagedName) for name in iter_names(store)]
     tags = [isinstance(tag, DamagedName) for tag in iter_tags(store)]
-    packs = [info.size_bytes for info in iter_objects(store, PACKS)]
+    packs = [info.size_bytes for info in store.iter_objects(PACKS)]
     return {
         "snapshots": names.count(False),
         "tags": tags.count(False),
         "damaged_names": names.count(True) + tags.count(True),
         "packs": len(packs),
         "pack_bytes": sum(packs),
-        "manifests": sum(1 for _ in iter_objects(store, MANIFESTS)),
-        "index_fragments": sum(1 for _ in iter_objects(store, INDEX)),
-        "lease_records": sum(1 for _ in iter_objects(store, LEASES)),
+        "manifests": sum(1 for _ in store.iter_objects(MANIFESTS)),
+        "index_fragments": sum(1 for _ in store.iter_objects(INDEX)),
+        "lease_records": sum(1 for _ in store.iter_objects(LEASES)),
     }
 
 

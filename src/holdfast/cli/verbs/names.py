@@ -13,7 +13,6 @@ from holdfast.digest import short_hex
 from holdfast.errors import BadName, Corrupt, HoldfastError, NameInUse, NotFound
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
-from holdfast.objects.together import run_together
 from holdfast.objects.url import open_store
 from holdfast.query.described import describe_damage, split_damaged
 from holdfast.repo.format.layout import TAGS, natural_order, verify_user_name
@@ -116,7 +115,7 @@ def print_damage(broken: Iterable[DamagedName], output: Output) -> None:
 def _list_tags(store: ObjectStore, output: Output, *, as_json: bool) -> int:
     tags, damaged = split_damaged(iter_tags(store))
     tags.sort(key=lambda tag: natural_order(tag.name))
-    states = run_together(store, [partial(_judge_tag, store, tag) for tag in tags])
+    states = store.run_together([partial(_judge_tag, store, tag) for tag in tags])
     if as_json:
         described = [_describe_tag(tag, state) for tag, state in zip(tags, states, strict=True)]
         output.json({"store": store.url, "tags": described, "damaged": [describe_damage(name) for name in damaged]})

@@ -12,7 +12,6 @@ from holdfast.cli.verb import add_json, document
 from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
-from holdfast.objects.together import iter_together, run_together
 from holdfast.query.described import describe_snapshot, split_damaged
 from holdfast.repo.names.roots import read_live
 from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot, read_name
@@ -39,7 +38,7 @@ def run_rm(options: Namespace, url: str, output: Output) -> int:
     repo = open_for_plan(url, output, is_applied=options.yes)
     tags, damaged = split_damaged(iter_tags(repo.store))
     names = expand_names(repo.store, options.names)
-    chosen = run_together(repo.store, [partial(_read_deletable, repo.store, name, tags) for name in names])
+    chosen = repo.store.run_together([partial(_read_deletable, repo.store, name, tags) for name in names])
     for broken in damaged:
         output.note(f"{broken.error}; it may point to one of these snapshots. Run `holdfast check`")
     freed_bytes = _read_freed_bytes(repo.store, chosen)
@@ -63,7 +62,7 @@ def run_rm(options: Namespace, url: str, output: Output) -> int:
 
 def _iter_deleted(store: ObjectStore, chosen: Sequence[CommittedSnapshot]) -> Iterator[CommittedSnapshot]:
     """Delete snapshots, and yield each when it was deleted."""
-    return iter_together(store, ((partial(delete_snapshot, store, snapshot.name), 0) for snapshot in chosen))
+    return store.iter_together((partial(delete_snapshot, store, snapshot.name), 0) for snapshot in chosen)
 
 
 def _print_snapshot(snapshot: CommittedSnapshot, output: Output, *, is_deleted: bool) -> None:

@@ -22,7 +22,6 @@ from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import pack_key
 from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.format.rank_manifests import Manifests, read_manifests
-from holdfast.repo.names.roots import read_infos
 from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName
 from holdfast.repo.names.tags import Tag, iter_tags
 from holdfast.repo.upkeep.usage import StoredBytes, find_leases, find_new_bytes, find_stored_bytes, sum_new_bytes
@@ -149,7 +148,7 @@ def _read_packs(store: ObjectStore, entries: Iterable[Entry]) -> list[_PackUse]:
         for chunk in entry.chunks:
             for at in iter_places(chunk.location) if chunk.location else ():
                 chunks_of_pack.setdefault(at.pack_id, {})[at.offset] = at.stored_bytes
-    infos = read_infos(store, list(map(pack_key, chunks_of_pack)))
+    infos = store.stat_many(list(map(pack_key, chunks_of_pack)))
     sizes = {key: info.size_bytes for key, info in infos.items()}
     return [
         _PackUse(pack_id, len(chunks), sum(chunks.values()), sizes.get(pack_key(pack_id)))

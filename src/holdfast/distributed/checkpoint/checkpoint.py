@@ -16,7 +16,6 @@ from holdfast.distributed.checkpoint.replicas import ReplicaExchange
 from holdfast.distributed.talk.collectives import Collectives
 from holdfast.distributed.talk.failures import name_ranks
 from holdfast.errors import BadName, HoldfastError, Mismatch
-from holdfast.objects.disk_cache import find_cache
 from holdfast.progress import Progress
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
@@ -213,7 +212,7 @@ def load_into_together(
             verify=options.verify,
             manifest=chunk_exchange.heads,
             progress=options.progress,
-            cache=find_cache(repo.store),
+            cache=repo.store.cache,
             keep=True,
         )
         with Opened(reader) as opened:

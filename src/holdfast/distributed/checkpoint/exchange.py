@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import Corrupt, NotFound, SnapshotGone
-from holdfast.objects.disk_cache import find_cache
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.boxes import Box, is_span, span_of, volume
 from holdfast.repo.format.entry import NO_RANK, Entry
@@ -54,7 +53,7 @@ class ExchangeRanks(Ranks, Protocol):
 
 def open_together(store: ObjectStore, ref: ManifestRef, ranks: ExchangeRanks, *, name: str = "") -> ChunkExchange:
     """Read the manifests of the snapshot `name`, each on one rank; raise RankError on all if one is lost or damaged."""
-    cache = find_cache(store)
+    cache = store.cache
 
     def read_root() -> bytes:
         with _lost_is_gone(name):

@@ -39,7 +39,6 @@ from holdfast.distributed.dcp.metadata import (
 )
 from holdfast.errors import Mismatch, NotFound, Unsupported
 from holdfast.json_text import Json
-from holdfast.objects.disk_cache import find_cache
 from holdfast.repo.format.boxes import Box, Coordinates, add, slices, subtract
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.manifest import Manifest
@@ -183,9 +182,8 @@ class StorageReader(TorchStorageReader):
         with raising_picklable():
             found = self._opened
             repo = self._lazy_store.repository
-            cache = find_cache(repo.store)
             with SnapshotReader(
-                repo, found.snapshot, verify=self._verify, manifest=found.manifest, cache=cache, keep=True
+                repo, found.snapshot, verify=self._verify, manifest=found.manifest, cache=repo.store.cache, keep=True
             ) as reader:
                 load = _Load(reader, found, planner, weights_only=self._weights_only)
                 load.run(plan.items, on_devices=self._verify == "device")

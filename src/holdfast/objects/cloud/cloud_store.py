@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
 from uuid import uuid4
@@ -24,11 +24,17 @@ from holdfast.objects.cloud.place import CloudPlace
 from holdfast.objects.cloud.server_clock import ServerClock
 from holdfast.objects.cloud.upload import PACK_BYTES, CloudUpload
 from holdfast.objects.disk_cache import DiskCache
-from holdfast.objects.listing import FolderListing, is_key
-from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, StoreTraits, verify_key, verify_prefix
-from holdfast.objects.request_tally import RequestTally
+from holdfast.objects.protocol import (
+    PAGE_LIMIT,
+    ObjectInfo,
+    ObjectStore,
+    StoreTraits,
+    is_key,
+    verify_key,
+    verify_prefix,
+)
+from holdfast.objects.request_tally import RequestCount, RequestKind, RequestTally
 from holdfast.objects.storage_options import StorageOptions
-from holdfast.objects.together import run_together
 
 Result = TypeVar("Result")
 REQUESTS_AT_ONCE: Final = 64
@@ -44,19 +50,36 @@ _FIRST_PAUSE_S: Final = 0.1
 _SCRATCH: Final = ".scratch"
 """Below this are objects for tests of the server. No key begins with a dot, so no listing contains them."""
 DELETE_LIMIT: Final = 1000
-_TRAITS: Final = StoreTraits(
-    exclusive_create=True,
+"""How many objects one request deletes: what S3 allows."""
+_FAR_TRAITS: Final = StoreTraits(
     durable=True,
     shared_by_hosts=True,
     stale_listings=False,
     upload_bytes=PACK_BYTES,
     checked_uploads=True,
     requests_at_once=REQUESTS_AT_ONCE,
+    reads_at_once=REQUESTS_AT_ONCE,
+    wait_bytes=1 << 20,
+    lends_reads=True,
+    cheap_listings=False,
+    reliable_times=True,
+    compresses=True,
+    poll_s=5.0,
 )
+_NEAR_TRAITS: Final = replace(_FAR_TRAITS, reads_at_once=_NEAR_READS)
 _log: Final = logging.getLogger(__name__)
 
 
-class CloudStore:
+@dataclass(frozen=True, slots=True)
+class FolderListing:
+    """What is directly in a folder."""
+
+    objects: Sequence[ObjectInfo]
+    folders: Sequence[str]
+    """Prefixes, each ending with a slash, that contain objects."""
+
+
+class CloudStore(ObjectStore):
     """Keeps objects below a prefix of a bucket. A pickle of it has no secrets."""
 
     def __init__(
@@ -70,16 +93,14 @@ class CloudStore:
         self.place = place
         self._read_only = read_only
         self._single_writer = single_writer
-        # None until the first object was created twice: then whether the server refused the second.
-        self._is_exclusive: bool | None = None
+        self.is_exclusive: bool | None = None
+        """Whether the server refuses to create an object that exists; None until the first one was created twice."""
         given = options if isinstance(options, StorageOptions) else StorageOptions(options)
         self.clients = ClientOwner(place, given)
         self._clock = ServerClock()
         self.request_tally = RequestTally()
         self.near_s = _NEAR_S
         self._fastest_s = math.inf
-        self.cache: DiskCache | None = None
-        """Used by those who read snapshots; the methods of this class always ask the server."""
 
     def __repr__(self) -> str:
         """Show the URL."""
@@ -92,8 +113,16 @@ class CloudStore:
 
     @property
     def traits(self) -> StoreTraits:
-        """Properties of this store; whether creates are exclusive is tested by the first one."""
-        return replace(_TRAITS, exclusive_create=self._is_exclusive is not False)
+        """Properties of this store; fewer large reads at once if the server is near, by its fastest answer so far."""
+        return _NEAR_TRAITS if self._fastest_s < self.near_s else _FAR_TRAITS
+
+    def use_cache(self, cache: DiskCache | None) -> None:
+        """Let those who read snapshots use `cache`; the methods of this class always ask the server."""
+        self.cache = cache
+
+    def count_requests(self) -> Mapping[RequestKind, RequestCount]:
+        """Return the requests of this handle, by kind."""
+        return self.request_tally.read()
 
     def prepare(self, prefixes: Sequence[str]) -> None:
         """Do nothing: a bucket has no directories."""
@@ -168,23 +197,52 @@ class CloudStore:
         self._delete(key)
 
     def list_folder(self, folder: str) -> FolderListing:
-        """Return what is directly in a folder."""
+        """Return what is directly in a folder, which ends with a slash or is empty for all keys; ordered."""
         verify_prefix(folder)
         found = self._list_level(folder.rstrip("/"))
         return FolderListing(sorted(found.objects, key=lambda info: info.key), sorted(found.folders))
 
-    @property
-    def reads_at_once(self) -> int:
-        """How many large reads should be in flight: fewer if the server is near, by the fastest answer so far."""
-        return _NEAR_READS if self._fastest_s < self.near_s else REQUESTS_AT_ONCE
+    def iter_objects(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Yield what `list_all` returns."""
+        yield from self.list_all(prefix)
 
-    @property
-    def delete_limit(self) -> int:
-        """The same for all services: what S3 allows."""
-        return DELETE_LIMIT
+    def iter_folders(self, folder: str, expected: Sequence[str]) -> Iterator[ObjectInfo]:
+        """Yield all objects below `folder`; asks for each expected folder and for what else there is at the same time.
+
+        That takes as long as listing the largest folder.
+        """
+        top, *parts = self.run_together(
+            [partial(self.list_folder, folder), *(partial(self._list_whole, each) for each in expected)]
+        )
+        others = self.list_together([each for each in top.folders if each not in expected])
+        found = (top.objects, *(part.objects for part in parts), *others)
+        yield from sorted((info for objects in found for info in objects), key=lambda info: info.key)
+
+    def _list_whole(self, folder: str) -> FolderListing:
+        return FolderListing(self.list_all(folder), ())
+
+    def iter_names(self, folder: str) -> Iterator[str]:
+        """Yield the keys and folders that are directly in `folder`, found with one listing."""
+        found = self.list_folder(folder)
+        yield from sorted([*(info.key for info in found.objects), *found.folders])
+
+    def stat_many(self, keys: Sequence[str]) -> Mapping[str, ObjectInfo]:
+        """Return what is known about those of `keys` that exist; lists their folders if there are many."""
+        if len(keys) <= REQUESTS_AT_ONCE:
+            return super().stat_many(keys)
+        wanted = frozenset(keys)
+        folders = sorted({key.rpartition("/")[0] + "/" for key in keys})
+        return {info.key: info for objects in self.list_together(folders) for info in objects if info.key in wanted}
 
     def delete_many(self, keys: Sequence[str]) -> None:
-        """Delete objects with one request; a service without such a request gets one for each object."""
+        """Delete objects, up to 1,000 with one request; a service without such a request gets one for each object."""
+        if len(keys) == 1:
+            self.delete(keys[0])
+            return
+        batches = [keys[first : first + DELETE_LIMIT] for first in range(0, len(keys), DELETE_LIMIT)]
+        self.run_together([partial(self._delete_batch, batch) for batch in batches])
+
+    def _delete_batch(self, keys: Sequence[str]) -> None:
         for key in keys:
             self._verify_writable(key)
         what = f"{keys[0]} and {len(keys) - 1} more"
@@ -192,7 +250,7 @@ class CloudStore:
             self._ask("delete", what, lambda: self._delete_all(keys))
         except NotFound:
             # Azure reports an absent object instead of deleting the others.
-            run_together(self, [partial(self._delete, key) for key in keys])
+            self.run_together([partial(self._delete, key) for key in keys])
 
     def _delete_all(self, keys: Sequence[str]) -> None:
         # Of the services, only Google has no request that deletes several objects.
@@ -271,10 +329,10 @@ class CloudStore:
             time.sleep(random.uniform(0.0, _FIRST_PAUSE_S * 2**attempt))
 
     def _put(self, key: str, parts: Sequence[memoryview]) -> None:
-        if self._single_writer and not self._is_exclusive:
+        if self._single_writer and not self.is_exclusive:
             self._verify_absent(key)
         self.put_once(key, parts)
-        if self._is_exclusive is None and _count_bytes(parts) < LARGE_BYTES:
+        if self.is_exclusive is None and _count_bytes(parts) < LARGE_BYTES:
             self._test_exclusive(key, parts)
 
     def put_once(self, key: str, parts: Sequence[memoryview]) -> None:
@@ -311,13 +369,13 @@ class CloudStore:
         try:
             self.put_once(key, parts)
         except ObjectExists:
-            self._is_exclusive = True
+            self.is_exclusive = True
             return
         except StoreError:
             # The object was created, whatever became of the test: the next creation tests again.
             return
         if self._single_writer:
-            self._is_exclusive = False
+            self.is_exclusive = False
             _log.warning(
                 "%s ignores the condition that an object must not exist yet: only one writer is safe", self.url
             )

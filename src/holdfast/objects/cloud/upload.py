@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Final
-
-from typing_extensions import Self
 
 from holdfast.digest import Buffer
 from holdfast.errors import StoreError
 from holdfast.objects.blocks import GrowingBlock, LentBlock
+from holdfast.objects.protocol import Upload
 
 PACK_BYTES: Final = 64 << 20
 _PACK_END_BYTES: Final = 12 << 20
 """Room for the last batch of a pack and its footer."""
 
 
-class CloudUpload:
+class CloudUpload(Upload):
     """An object in parts: blocks as they are, and copies of everything else. One put sends all parts, in order."""
 
     def __init__(self, key: str, *, commit: Callable[[str, Sequence[memoryview]], None]) -> None:
@@ -66,14 +64,6 @@ class CloudUpload:
         blocks, self._parts, self._blocks, self._copies = self._blocks, [], [], None
         for block in blocks:
             block.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.abort()
 
     def _close_part(self) -> None:
         if self._copies is not None:

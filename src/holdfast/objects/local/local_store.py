@@ -6,7 +6,7 @@ import errno
 import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from functools import partial
 from heapq import heappop, heappush
@@ -16,15 +16,24 @@ from typing import Final, TypeVar
 
 from holdfast.digest import Buffer
 from holdfast.errors import Corrupt, NotFound, ReadOnlyStore, StoreError
-from holdfast.objects.listing import is_key
 from holdfast.objects.local.block_io import DIRECT_BYTES, DirectReads
 from holdfast.objects.local.files import FileKind, Files, FileStat, PosixFiles
 from holdfast.objects.local.lock import LockWait, StoreLock
-from holdfast.objects.local.naming import FileNamer, Naming, remove_debris
+from holdfast.objects.local.naming import FileNamer, remove_debris
 from holdfast.objects.local.nofollow import link_error
 from holdfast.objects.local.page_cache import CacheShare
 from holdfast.objects.local.upload import LocalUpload, WriteTarget, begin_upload, explain_write_error, flatten
-from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, ReadInto, StoreTraits, verify_key, verify_prefix
+from holdfast.objects.protocol import (
+    PAGE_LIMIT,
+    KeptReads,
+    ObjectInfo,
+    ObjectStore,
+    ReadInto,
+    StoreTraits,
+    is_key,
+    verify_key,
+    verify_prefix,
+)
 
 # Errors that mean that there is no object. ELOOP is not one of them: a symbolic link is not followed, so the records
 # below it are unknown. If they counted as absent, a collector would delete the files that they need.
@@ -52,7 +61,7 @@ FindStats = Callable[[str, Sequence[str]], Mapping[str, FileStat | None]]
 """Returns the status of keys in a directory; None for keys to skip."""
 
 
-class LocalStore:
+class LocalStore(ObjectStore):
     """Objects as files below `root`, which the first write creates.
 
     The root may be a symbolic link, or be reached through links. Below it no link is followed: an operation that meets
@@ -77,6 +86,7 @@ class LocalStore:
         self._direct = DirectReads(self._files)
         self._lock = StoreLock(self._files, self._path(_LOCK_NAME), lock_wait or LockWait())
         self._filesystem_type = ""
+        self._traits: StoreTraits | None = None
 
     def __repr__(self) -> str:
         """Show the URL."""
@@ -89,29 +99,19 @@ class LocalStore:
 
     @property
     def traits(self) -> StoreTraits:
-        """Properties of the filesystem; the first call tests them with scratch files if the root can be written to."""
-        exclusive = True
-        if not self._read_only:
-            # If it cannot be tested, assume exclusive creates; `create` itself raises if there are none.
-            with suppress(OSError):
-                exclusive = self._namer.read_naming(self._root) is not Naming.CHECKED_RENAME
-        filesystem_type = self._find_type()
-        return StoreTraits(
-            exclusive_create=exclusive,
-            durable=filesystem_type not in _VOLATILE_TYPES,
-            shared_by_hosts=self.is_network,
-            # The clients of network filesystems cache directories.
-            stale_listings=self.is_network,
-        )
-
-    @property
-    def requests_at_once(self) -> int:
-        """One: a file is read without a wait that others could use; known without a test, unlike other traits."""
-        return 1
+        """Properties of the filesystem, known from its type."""
+        if self._traits is None:
+            self._traits = StoreTraits(
+                durable=self._find_type() not in _VOLATILE_TYPES,
+                shared_by_hosts=self.is_network,
+                # The clients of network filesystems cache directories.
+                stale_listings=self.is_network,
+            )
+        return self._traits
 
     @property
     def is_network(self) -> bool:
-        """Whether other hosts may use the filesystem; known without a test, unlike other traits."""
+        """Whether other hosts may use the filesystem."""
         return self._find_type() not in _LOCAL_TYPES
 
     def is_bare(self) -> bool:
@@ -428,11 +428,12 @@ class LocalStore:
         return StoreError(f"cannot read {self._path(key)}: {error.strerror}", key=key, code=error.errno)
 
 
-class LocalReads:
+class LocalReads(KeptReads):
     """Reads that leave their bytes in the page cache, and bypass it when their share of the memory is used up."""
 
     def __init__(self, store: LocalStore, share: CacheShare | None) -> None:
         """Without a share, all reads go through the page cache."""
+        super().__init__(store.read_into)
         self._store = store
         self._share = share
 

@@ -7,10 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final
-
-from typing_extensions import Self
 
 from holdfast.digest import Buffer
 from holdfast.errors import ObjectExists, ReadOnlyStore, StoreError, StoreFull
@@ -19,6 +16,7 @@ from holdfast.objects.local.block_io import BlockWriter
 from holdfast.objects.local.files import FileKind, Files
 from holdfast.objects.local.naming import UNSUPPORTED, FileNamer, Naming
 from holdfast.objects.local.nofollow import link_error
+from holdfast.objects.protocol import Upload
 
 _GATHERED_BYTES: Final = 64 << 10
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -104,7 +102,7 @@ def begin_upload(target: WriteTarget, *, durable: bool, single_writer: bool) -> 
     return upload
 
 
-class LocalUpload:
+class LocalUpload(Upload):
     """An object that is being written: a temporary file in the directory of its final name."""
 
     def __init__(self, target: WriteTarget, *, temp: str, handle: int, durable: bool) -> None:
@@ -157,14 +155,6 @@ class LocalUpload:
             with suppress(OSError):
                 self._files.close(self._handle)
         self._target.namer.discard(self._temp)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.abort()
 
     def _verify_open(self) -> int:
         if self._ended or self._handle is None:

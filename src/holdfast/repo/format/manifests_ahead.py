@@ -11,7 +11,6 @@ from typing import TypeVar
 
 from holdfast.errors import HoldfastError
 from holdfast.objects.protocol import ObjectStore
-from holdfast.objects.together import iter_together
 from holdfast.repo.format.layout import ManifestRef, PartRef
 from holdfast.repo.format.manifest import read_head, read_manifest
 from holdfast.repo.format.rank_manifests import Manifests, Needs, find_needs, join_parts
@@ -49,7 +48,7 @@ def _iter_joined(
 
     def iter_parts() -> Iterator[tuple[Callable[[], Part | HoldfastError], int]]:
         works = ((partial(_attempt, read, store, ref), ref.size_bytes) for ref in refs)
-        with closing(iter_together(store, works)) as found:
+        with closing(store.iter_together(works)) as found:
             for ref, root in zip(refs, found, strict=True):
                 parts = () if isinstance(root, HoldfastError) else find_parts(root)
                 roots.append((ref, root, len(parts)))
@@ -58,7 +57,7 @@ def _iter_joined(
                 if not parts:  # the root waits for its turn
                     yield partial(_return, root), ref.size_bytes
 
-    with closing(iter_together(store, iter_parts())) as found:
+    with closing(store.iter_together(iter_parts())) as found:
         for first in found:
             ref, root, num_parts = roots.popleft()
             parts = [first, *islice(found, num_parts - 1)] if num_parts else []

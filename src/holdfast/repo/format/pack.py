@@ -12,9 +12,8 @@ from typing import Final, NamedTuple
 from holdfast.digest import Buffer, Digest, fingerprint, hash_bytes
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat
 from holdfast.objects.blocks import LentBlock
-from holdfast.objects.protocol import BlockUpload, ObjectStore
+from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.settle import commit_settled
-from holdfast.objects.together import count_requests_at_once, iter_together
 from holdfast.repo.format.chunk import CHUNK_BYTES, DELTA, RAW, WHOLE, Location, has_possible_size
 from holdfast.repo.format.columns import ColumnType, Schema, Table, column, decode_table, encode_table
 from holdfast.repo.format.layout import is_file_id, pack_key
@@ -116,7 +115,7 @@ class PackBuilder:
             buffers.append(data)
             offsets.append(end)
             end += len(data)
-        if block and offsets[0] % PAGE_BYTES == 0 and isinstance(self._upload, BlockUpload):
+        if block and offsets[0] % PAGE_BYTES == 0:
             self._upload.append(bytes(offsets[0] - self._size))
             self._upload.append_block(block)
         else:
@@ -204,9 +203,9 @@ def iter_pack_footers(
     They come in order, and later ones are read meanwhile if the store wants that.
     """
     ends = ((partial(_try_ends, store, *pack), _TAIL_BYTES) for pack in packs)
-    with closing(iter_together(store, ends)) as found:
+    with closing(store.iter_together(ends)) as found:
         rows = ((partial(_try_rows, store, each), _count_unread(each)) for each in found)
-        with closing(iter_together(store, rows)) as read:
+        with closing(store.iter_together(rows)) as read:
             for each in read:
                 yield each if isinstance(each, HoldfastError) else _try_decode(*each)
 
@@ -237,7 +236,7 @@ def _read_ends(store: ObjectStore, pack_id: str, size: int) -> _Ends:
     header = _read(store, key, 0, HEADER.size)
     _verify_header(header, pack_id)
     # If a request costs more than the bytes, the footer of most packs comes with the trailer.
-    tail_bytes = min(size, _TAIL_BYTES) if count_requests_at_once(store) > 1 else TRAILER.size
+    tail_bytes = max(TRAILER.size, min(size, _TAIL_BYTES, store.traits.wait_bytes))
     tail = _read(store, key, size - tail_bytes, tail_bytes)
     offset, length, digest, reserved, magic = TRAILER.unpack(tail[-TRAILER.size :])
     if magic != _END_MAGIC or any(reserved) or offset + length + TRAILER.size != size or length > MAX_FOOTER_BYTES:

@@ -12,7 +12,6 @@ from holdfast.digest import Digest
 from holdfast.errors import Corrupt
 from holdfast.objects.disk_cache import DiskCache
 from holdfast.objects.protocol import ObjectStore
-from holdfast.objects.together import run_together
 from holdfast.repo.format.boxes import Box, is_span, span_of
 from holdfast.repo.format.chunk import ChunkRef
 from holdfast.repo.format.entry import NO_RANK, Entry, digest_parts, digest_snapshot, find_shape
@@ -81,7 +80,7 @@ class Manifests:
 def read_manifests(store: ObjectStore, ref: ManifestRef, *, cache: DiskCache | None = None) -> Manifests:
     """Read all manifests of a snapshot; raises NotFound, Corrupt or NewerFormat."""
     root = read_manifest(store, ref, cache=cache)
-    parts = run_together(store, [partial(read_manifest, store, part.manifest, cache=cache) for part in root.parts])
+    parts = store.run_together([partial(read_manifest, store, part.manifest, cache=cache) for part in root.parts])
     return join_parts(ref, root, parts)
 
 
@@ -105,7 +104,7 @@ class Needs(NamedTuple):
 def read_needs(store: ObjectStore, ref: ManifestRef) -> Needs:
     """Read only which files a snapshot needs; raises NotFound, Corrupt or NewerFormat."""
     head = read_head(store, ref)
-    return find_needs(ref, head, run_together(store, [partial(read_head, store, part.manifest) for part in head[1]]))
+    return find_needs(ref, head, store.run_together([partial(read_head, store, part.manifest) for part in head[1]]))
 
 
 def find_needs(ref: ManifestRef, root: Head, parts: Iterable[Head]) -> Needs:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple, get_args
 
 from holdfast.objects.protocol import ObjectStore
-from holdfast.objects.together import count_requests_at_once
 from holdfast.repo.format.codecs.codec import CodecLevel
 
 Compression = Literal["default", "auto", "fast", "small"] | None
@@ -73,11 +72,11 @@ def find_delta_run(choice: DeltaChoice, compression: Compression) -> int:
 
 
 def choose_compression(store: ObjectStore, choice: Compression) -> Compression:
-    """Return the choice of a handle: "default" is "auto" where requests have to be waited for, otherwise None."""
+    """Return the choice of a handle: "default" is "auto" if encoding is faster than sending, otherwise None."""
     verify_compression(choice)
     if choice != "default":
         return choice
-    return "auto" if count_requests_at_once(store) > 1 else None
+    return "auto" if store.traits.compresses else None
 
 
 def plan_level(

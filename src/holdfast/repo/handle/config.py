@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from holdfast.errors import NewerFormat, NotAStore, ObjectExists, StoreError, StoreFull
-from holdfast.objects.listing import FolderStore
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import find_path, holds_config, locate_store_root
 from holdfast.repo.format.layout import CONFIG, PREFIXES, SHELVES, new_write_id
@@ -204,19 +203,11 @@ def parse_config(fields: Fields, *, url: str) -> Config:
 
 def read_unknown_prefix(store: ObjectStore) -> str | None:
     """Return the first key outside the format's prefixes, None if none; a later version may write such keys."""
-    if isinstance(store, FolderStore):
-        top = store.list_folder("")
-        if not top.objects and all(folder in PREFIXES for folder in top.folders):
-            return None
-    after = ""
-    while True:
-        page = store.list("", after=after, limit=1)
-        if not page:
-            return None
-        prefix = page[0].key.partition("/")[0] + "/"
-        if prefix not in PREFIXES:
-            return page[0].key
-        after = prefix + "~"
+    for name in store.iter_names(""):
+        if f"{name.rstrip('/')}/" not in PREFIXES:
+            found = store.list(name, limit=1)
+            return found[0].key if found else name
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,8 @@ from holdfast.digest import Digest, fingerprint, hash_bytes
 from holdfast.errors import Corrupt, NewerFormat, NotFound, ObjectExists, StoreError
 from holdfast.json_text import Json
 from holdfast.lru import LruCache
-from holdfast.objects.listing import iter_objects
 from holdfast.objects.protocol import ObjectInfo, ObjectStore
 from holdfast.objects.settle import create_settled
-from holdfast.objects.together import count_requests_at_once, iter_together, run_together
 from holdfast.repo.format.chunk import Location
 from holdfast.repo.format.columns import ColumnType, Schema, column, decode_table, encode_table
 from holdfast.repo.format.layout import INDEX, are_file_ids, index_key
@@ -41,7 +39,7 @@ _MAX_DIRECTORY_BYTES: Final = 64 << 20
 _FIRST_READ_BYTES: Final = 16 << 10
 """Size of the first read of a fragment: mostly its header and directory, and all of a small fragment."""
 _FIRST_REQUEST_BYTES: Final = 256 << 10
-"""The same for a store whose requests wait: as many bytes as take about as long as the wait."""
+"""The same for a store whose requests wait: as much as most fragments have."""
 _SEARCHES_PER_ROW: Final = 1 / 16
 """After this many searches of fragments per row, building a guide costs less than going on without one."""
 _SLOTS_PER_ROW: Final = 16
@@ -187,7 +185,7 @@ class Fragment:
 
 
 def _find_first_read_bytes(store: ObjectStore) -> int:
-    return _FIRST_READ_BYTES if count_requests_at_once(store) == 1 else _FIRST_REQUEST_BYTES
+    return max(_FIRST_READ_BYTES, min(_FIRST_REQUEST_BYTES, store.traits.wait_bytes))
 
 
 def _parse_packs(value: Json, key: str) -> list[str]:
@@ -332,7 +330,7 @@ class ChunkIndex:
 
     def relist(self) -> None:
         """List the fragments and forget deleted ones; new ones are opened by the first search."""
-        listed = {info.key: info for info in iter_objects(self.store, INDEX)}
+        listed = {info.key: info for info in self.store.iter_objects(INDEX)}
         with self._lock:
             self._listed, self._is_outdated = listed, False
             for key in self._fragments.keys() - listed.keys():
@@ -386,7 +384,7 @@ class ChunkIndex:
             return
         new = self._listed.keys() - self._fragments.keys() - self.damaged
         infos = [self._listed[key] for key in sorted(new)]
-        opened = run_together(self.store, [partial(self._open, info) for info in infos])
+        opened = self.store.run_together([partial(self._open, info) for info in infos])
         for info, found in zip(infos, opened, strict=True):
             if isinstance(found, Fragment):
                 self._add(found)
@@ -447,7 +445,7 @@ def create_fragment(store: ObjectStore, data: bytes) -> str:
 def drop_missing(store: ObjectStore, fragments: Iterable[ObjectInfo], present: AbstractSet[str]) -> None:
     """Rewrite fragments without the packs that are gone: their rows only slow lookups down."""
     works = ((partial(_drop_rows, store, info, present), info.size_bytes * _ROW_GROWTH) for info in fragments)
-    for _ in iter_together(store, works):
+    for _ in store.iter_together(works):
         pass
 
 
@@ -478,9 +476,9 @@ def plan_merge(fragments: Iterable[ObjectInfo]) -> list[ObjectInfo]:
 
 def apply_merge(store: ObjectStore, fragments: list[ObjectInfo]) -> None:
     """Replace many fragments by one; a concurrent search finds the old ones, the new one or both."""
-    found = run_together(store, [partial(_read_chunks, store, info) for info in fragments])
+    found = store.run_together([partial(_read_chunks, store, info) for info in fragments])
     merged = write_fragment(store, (chunk for chunks in found for chunk in chunks))
-    run_together(store, [partial(store.delete, info.key) for info in fragments if info.key != merged])
+    store.run_together([partial(store.delete, info.key) for info in fragments if info.key != merged])
 
 
 def _read_chunks(store: ObjectStore, info: ObjectInfo) -> list[PackedChunk]:
@@ -492,5 +490,5 @@ def _read_chunks(store: ObjectStore, info: ObjectInfo) -> list[PackedChunk]:
 
 def merge_tiers(store: ObjectStore) -> None:
     """Merge fragments, smallest first, until no size class is full."""
-    while plan := plan_merge(iter_objects(store, INDEX)):
+    while plan := plan_merge(store.iter_objects(INDEX)):
         apply_merge(store, plan)

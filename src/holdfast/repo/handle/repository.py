@@ -11,11 +11,8 @@ from typing import Any, Final
 
 from holdfast.display.readable import readable_repr
 from holdfast.errors import NotAStore, NotFound, ObjectExists, StoreGone
-from holdfast.objects.ahead import Ahead
-from holdfast.objects.disk_cache import DiskCache, ReadCacheStatistics, find_cache
-from holdfast.objects.listing import iter_objects
-from holdfast.objects.protocol import ObjectInfo, ObjectStore, PlacedStore
-from holdfast.objects.together import count_requests_at_once
+from holdfast.objects.disk_cache import DiskCache, ReadCacheStatistics
+from holdfast.objects.protocol import ObjectInfo, ObjectStore
 from holdfast.repo.format.chunk import BLOSC2, DELTA
 from holdfast.repo.format.layout import CONFIG, generation_key
 from holdfast.repo.format.record import Fields
@@ -62,12 +59,9 @@ class StoreIdentity:
     def read_config(self, store: ObjectStore) -> Config | None:
         """Return the config that the store has now, like `config.read_config`.
 
-        On a store whose requests wait, a listing shows that the record which was read last is still the newest and
-        unchanged: no record is ever replaced, and if the store was deleted and created again, its record has another
-        version.
+        A listing shows that the record which was read last is still the newest and unchanged: no record is ever
+        replaced, and if the store was deleted and created again, its record has another version.
         """
-        if count_requests_at_once(store) == 1:
-            return read_config(store)
         if self._seen is None:
             return self._read_anew(store, likely=_LIKELY_CONFIGS)
         listed = _list_configs(store)
@@ -78,13 +72,13 @@ class StoreIdentity:
 
     def _read_anew(self, store: ObjectStore, *, likely: Sequence[str]) -> Config | None:
         """Read the records `likely` while the configs are listed: mostly one of them is the newest."""
-        listed, found = _list_and_read(store, likely)
-        if not listed:
-            return None
-        newest = listed[-1].key
-        if newest not in found and likely is _LIKELY_CONFIGS:
-            return self._read_anew(store, likely=(newest,))
-        fields = found.get(newest)
+        with ExitStack() as stack:
+            begun = {key: stack.enter_context(store.begin(partial(_read_present, store, key))) for key in likely}
+            listed = _list_configs(store)
+            if not listed:
+                return None
+            newest = listed[-1].key
+            fields = begun[newest].result() if newest in begun else _read_present(store, newest)
         if fields is None:
             return read_config(store)  # torn, or replaced meanwhile: the general way finds what counts
         config = parse_config(fields, url=store.url)
@@ -113,14 +107,7 @@ class StoreIdentity:
 
 
 def _list_configs(store: ObjectStore) -> list[ObjectInfo]:
-    return list(iter_objects(store, CONFIG))
-
-
-def _list_and_read(store: ObjectStore, keys: Sequence[str]) -> tuple[list[ObjectInfo], dict[str, Fields | None]]:
-    """List the configs, and read some of them at the same time; returns what each contains, None if it is torn."""
-    with ExitStack() as stack:
-        reads = {key: stack.enter_context(Ahead(store, partial(_read_present, store, key))) for key in keys}
-        return _list_configs(store), {key: read.result() for key, read in reads.items()}
+    return list(store.iter_objects(CONFIG))
 
 
 def _read_present(store: ObjectStore, key: str) -> Fields | None:
@@ -197,7 +184,7 @@ class Repository:
         """Set the store's identity and create the index, without reading."""
         if self.config and not self.identity.store_id:
             self.identity.store_id = self.config.store_id
-        self.counters.cache = find_cache(self.store)
+        self.counters.cache = self.store.cache
         object.__setattr__(self, "index", ChunkIndex(self.store, limit_bytes=self.budget_bytes // 4))
 
     def verify_may_write(self) -> Config:
@@ -239,7 +226,7 @@ class Repository:
 
     def _create(self) -> Config:
         # Checked before the store is created, reported afterwards. A mount point without its filesystem looks the same.
-        was_bare = isinstance(self.store, PlacedStore) and self.store.is_bare()
+        was_bare = self.store.is_bare()
         config = ensure_config(self.store)
         if was_bare:
             _log.warning(

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from holdfast.errors import CommitUnknown, Corrupt, HoldfastError, NameInUse, NotFound, ObjectExists, StoreError
 from holdfast.json_text import Json
-from holdfast.objects.listing import iter_folders, iter_objects
 from holdfast.objects.protocol import ObjectInfo, ObjectStore
 from holdfast.objects.settle import create_settled
-from holdfast.objects.together import count_requests_at_once, iter_together, run_together
+from holdfast.objects.together import EagerCall
 from holdfast.repo.format.layout import SHELVES, SNAPSHOTS, generation_key, split_generation
 from holdfast.repo.format.record import MAX_RECORD_BYTES, Fields, decode_record, encode_record
 
@@ -36,7 +36,7 @@ class Newest:
 
 def list_generations(store: ObjectStore, stem: str) -> list[int]:
     """Return the generations present under `stem`, lowest first."""
-    found = (split_generation(info.key) for info in iter_objects(store, stem if stem.endswith("/") else stem + "@"))
+    found = (split_generation(info.key) for info in store.iter_objects(stem if stem.endswith("/") else stem + "@"))
     return [split[1] for split in found if split and split[0] == stem]
 
 
@@ -54,7 +54,7 @@ def iter_stem_objects(
     Snapshots are listed by shelf, at once if the store wants that; `in_sequence`, with one request for 1,000 objects.
     """
     by_shelf = prefix == SNAPSHOTS and not in_sequence
-    found = iter_folders(store, SNAPSHOTS, SHELVES) if by_shelf else iter_objects(store, prefix)
+    found = store.iter_folders(SNAPSHOTS, SHELVES) if by_shelf else store.iter_objects(prefix)
     splits = ((split, info) for info in found if (split := split_generation(info.key)))
     # Keys are ordered and the generation is last, so the generations of one stem are neighbours.
     for stem, group in itertools.groupby(splits, key=lambda pair: pair[0][0]):
@@ -64,56 +64,39 @@ def iter_stem_objects(
 def read_newest(store: ObjectStore, stem: str, *, likely: Sequence[int] = ()) -> Newest:
     """Read the value of `stem`; raises Corrupt if its newest record is damaged: an older one would be outdated.
 
-    A store that wants many requests at once is asked for the generations `likely` while the generations are listed.
+    The generations `likely` are read while the generations are listed, if the store answers many requests at once.
     """
-    if likely and count_requests_at_once(store) > 1:
-        newest = _read_likely(store, stem, likely)
-        if newest:
-            return newest
-    for _ in range(RELISTS):
-        newest = _read_highest(store, stem, list_generations(store, stem))
-        if newest:
-            return newest
+    with ExitStack() as stack:
+        works = {generation: partial(try_record, store, generation_key(stem, generation)) for generation in likely}
+        begun = {generation: stack.enter_context(store.begin(work)) for generation, work in works.items()}
+        for _ in range(RELISTS):
+            newest = _read_highest(store, stem, list_generations(store, stem), begun)
+            if newest:
+                return newest
+            begun = {}
     raise Corrupt(f"{stem}: records keep disappearing while they are read; are files being deleted by hand?", key=stem)
 
 
 def read_listed(store: ObjectStore, stem: str, generations: list[int]) -> Newest:
     """Read the value of `stem` from an earlier listing; list again if a listed record is gone."""
-    return _read_highest(store, stem, generations) or read_newest(store, stem)
+    return _read_highest(store, stem, generations, {}) or read_newest(store, stem)
 
 
-def _read_highest(store: ObjectStore, stem: str, generations: list[int]) -> Newest | None:
+def _read_highest(
+    store: ObjectStore, stem: str, generations: list[int], begun: Mapping[int, EagerCall[ReadRecord]]
+) -> Newest | None:
     """Read the highest generation that is not torn; None if one was deleted since it was listed."""
     next_generation = generations[-1] + 1 if generations else 0
     for generation in reversed(generations):
-        try:
-            fields = read_record(store, generation_key(stem, generation))
-        except NotFound:
+        early = begun.get(generation)
+        read = early.result() if early else try_record(store, generation_key(stem, generation))
+        if isinstance(read.error, NotFound):
             return None
+        fields = read.take_fields()
         if fields:
             fields.expect(generation=generation)
             return Newest(stem, fields, generation, next_generation)
     return Newest(stem, None, -1, next_generation)
-
-
-def _read_likely(store: ObjectStore, stem: str, likely: Sequence[int]) -> Newest | None:
-    """Read some generations and list all at the same time; None if the highest is none of them, or torn."""
-    reads: list[Callable[[], list[int] | ReadRecord]] = [partial(list_generations, store, stem)]
-    reads += [partial(try_record, store, generation_key(stem, generation)) for generation in likely]
-    generations, *found = run_together(store, reads)
-    assert isinstance(generations, list)
-    highest = generations[-1] if generations else -1
-    if highest not in likely:
-        return None
-    read = found[likely.index(highest)]
-    assert isinstance(read, ReadRecord)
-    if isinstance(read.error, NotFound):
-        return None
-    fields = read.take_fields()
-    if fields is None:
-        return None
-    fields.expect(generation=highest)
-    return Newest(stem, fields, highest, highest + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +115,7 @@ class ReadRecord:
 
 def iter_records(store: ObjectStore, keys: Iterable[str]) -> Generator[ReadRecord, None, None]:
     """Yield what reading each record gives, in order; later ones are read meanwhile if the store wants that."""
-    return iter_together(store, ((partial(try_record, store, key), USUAL_BYTES) for key in keys))
+    return store.iter_together((partial(try_record, store, key), USUAL_BYTES) for key in keys)
 
 
 def try_record(store: ObjectStore, key: str) -> ReadRecord:

@@ -1,4 +1,4 @@
-"""Finds the snapshot that was committed last; in an object store without reading the records that cannot be it."""
+"""Finds the snapshot that was committed last; in a bucket without reading the records that cannot be it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from holdfast.objects.protocol import ObjectStore
-from holdfast.objects.together import count_requests_at_once
 from holdfast.repo.format.layout import natural_order
 from holdfast.repo.names.listed import Listed, ListedName, is_listed, list_wanted, read_names, read_wanted
 from holdfast.repo.names.record_cache import RecordCache
@@ -34,7 +33,7 @@ def read_latest_of(
     store: ObjectStore, prefix: str, names: Sequence[ListedName], cache: RecordCache
 ) -> CommittedSnapshot | None:
     """Return the one of these names that was committed last and begins with `prefix`, which is in NFC."""
-    if count_requests_at_once(store) <= 1:
+    if not store.traits.reliable_times:
         return find_latest(read_wanted(store, prefix, names, cache))
     search = _Search(store, prefix, cache)
     search.run(names)

@@ -16,7 +16,6 @@ from holdfast.errors import LeaseLost, ObjectExists, StoreError
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.thread_pool import BackgroundThread
-from holdfast.objects.together import run_together
 from holdfast.repo.format.layout import generation_key, lease_stem, new_lease_id, new_write_id
 from holdfast.repo.names.generations import create_unlisted
 
@@ -95,8 +94,8 @@ def delete_lease(store: ObjectStore, lease_id: str, generations: Sequence[int]) 
     """Delete the files of an ended lease, the highest generation last; what cannot be deleted, a collector deletes."""
     keys = [generation_key(lease_stem(lease_id), generation) for generation in generations]
     with suppress(StoreError):
-        run_together(store, [partial(store.delete, key) for key in keys[:-1]])
-        run_together(store, [partial(store.delete, key) for key in keys[-1:]])
+        store.run_together([partial(store.delete, key) for key in keys[:-1]])
+        store.run_together([partial(store.delete, key) for key in keys[-1:]])
 
 
 class KeptAlive(Protocol):

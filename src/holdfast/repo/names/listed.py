@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from holdfast.objects.protocol import ObjectInfo, ObjectStore
-from holdfast.objects.thread_pool import ThreadPool
-from holdfast.objects.together import count_requests_at_once, run_together
+from holdfast.objects.together import run_together
 from holdfast.repo.format.layout import SNAPSHOTS, is_reserved, is_reserved_stem, make_stem_filter
 from holdfast.repo.names.generations import iter_stem_objects
 from holdfast.repo.names.record_cache import RecordCache
@@ -19,7 +18,7 @@ from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, read_l
 _THREADS: Final = 8
 """A read waits for the disk or the network, so more threads than cores are of use."""
 _BATCH: Final = 64
-"""Records that a thread reads for one task; fewer are read without threads."""
+"""Records that a thread reads for one task if requests do not wait; fewer are read without threads."""
 
 Listed = CommittedSnapshot | DamagedName
 
@@ -82,18 +81,11 @@ def is_listed(name: str, prefix: str) -> bool:
 
 def read_names(store: ObjectStore, names: Sequence[ListedName], cache: RecordCache) -> list[Listed | None]:
     """Read the snapshots of listed names, on several threads if that is faster; None for a deleted name."""
-    if count_requests_at_once(store) > 1:
-        return run_together(store, [partial(_read_one, store, each, cache) for each in names])
-    if len(names) <= _BATCH:
-        return _read_some(store, names, cache)
-    batches = [names[start : start + _BATCH] for start in range(0, len(names), _BATCH)]
-    reads: list[Callable[[], list[Listed | None]]] = [partial(_read_some, store, batch, cache) for batch in batches]
-    pool = ThreadPool("holdfast-list", min(_THREADS, len(batches)))
-    try:
-        tasks = [pool.submit(read) for read in reads]
-        return [found for task in tasks for found in task.result()]
-    finally:
-        pool.shutdown()
+    at_once = store.traits.requests_at_once
+    size = max(1, _BATCH // at_once)
+    batches = [names[start : start + size] for start in range(0, len(names), size)]
+    reads = [partial(_read_some, store, batch, cache) for batch in batches]
+    return [found for some in run_together(reads, max(at_once, _THREADS)) for found in some]
 
 
 def _read_some(store: ObjectStore, names: Sequence[ListedName], cache: RecordCache) -> list[Listed | None]:

@@ -8,9 +8,7 @@ from functools import partial
 from typing import Final
 
 from holdfast.errors import Corrupt, NotFound
-from holdfast.objects.listing import iter_objects
 from holdfast.objects.protocol import ObjectInfo, ObjectStore
-from holdfast.objects.together import run_together
 from holdfast.repo.format.layout import BAD, MANIFESTS, MARKS, PACKS, is_file_id
 from holdfast.repo.names.generations import RELISTS, read_record
 
@@ -36,9 +34,9 @@ def read_marks(store: ObjectStore) -> MarksView:
     nothing that is stored. Marks are not fsynced, so a power loss can damage one.
     """
     for _ in range(RELISTS):
-        listed = list(iter_objects(store, MARKS))
+        listed = list(store.iter_objects(MARKS))
         try:
-            named = run_together(store, [partial(_read_keys, store, info.key) for info in listed])
+            named = store.run_together([partial(_read_keys, store, info.key) for info in listed])
         except NotFound:
             continue  # its collector has finished and deleted it, so the listing is out of date
         return MarksView(frozenset(key for keys in named for key in keys), _find_abandoned(store, listed))
@@ -58,12 +56,12 @@ def _read_keys(store: ObjectStore, key: str) -> list[str]:
         fields.expect(kind="mark")
         return list(fields.texts("keys"))
     except Corrupt:
-        return [info.key for prefix in (PACKS, MANIFESTS) for info in iter_objects(store, prefix)]
+        return [info.key for prefix in (PACKS, MANIFESTS) for info in store.iter_objects(prefix)]
 
 
 def read_abandoned(store: ObjectStore) -> list[str]:
     """Return the keys of abandoned marks, without reading any; see `MarksView`."""
-    return _find_abandoned(store, list(iter_objects(store, MARKS)))
+    return _find_abandoned(store, list(store.iter_objects(MARKS)))
 
 
 def _find_abandoned(store: ObjectStore, listed: Sequence[ObjectInfo]) -> list[str]:
@@ -73,5 +71,5 @@ def _find_abandoned(store: ObjectStore, listed: Sequence[ObjectInfo]) -> list[st
 
 def read_bad_packs(store: ObjectStore) -> frozenset[str]:
     """Return the keys of packs known to contain damaged chunks; new saves do not refer to them."""
-    found = (info.key.removeprefix(BAD).partition("@")[0] for info in iter_objects(store, BAD))
+    found = (info.key.removeprefix(BAD).partition("@")[0] for info in store.iter_objects(BAD))
     return frozenset(PACKS + pack_id for pack_id in found if is_file_id(pack_id))

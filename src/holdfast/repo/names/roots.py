@@ -8,18 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Literal
 
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound
-from holdfast.objects.listing import FlatStore, list_together
 from holdfast.objects.protocol import ObjectInfo, ObjectStore
-from holdfast.objects.together import count_requests_at_once, run_together
 from holdfast.repo.format.layout import (
     LEASES,
-    MANIFESTS,
     MAX_GENERATION,
-    PACKS,
     SNAPSHOTS,
     TAGS,
     generation_key,
@@ -294,7 +289,7 @@ def read_rollback_target(store: ObjectStore, state: NameState) -> RollbackTarget
         # Marks are read after the record: a collector that publishes a mark later has read this record as a root.
         marked = read_marked(store)
         needed = list(iter_needed(store, snapshot))
-        if needed and len(read_infos(store, needed)) == len(needed):
+        if needed and len(store.stat_many(needed)) == len(needed):
             return "undecided" if marked.intersection(needed) else snapshot
     return None
 
@@ -337,23 +332,10 @@ def _list_needed(needs: Needs | HoldfastError) -> list[str]:
     return [*map(manifest_key, needs.manifests), *map(pack_key, needs.packs)]
 
 
-def read_infos(store: ObjectStore, keys: Sequence[str]) -> dict[str, ObjectInfo]:
-    """Return what the store knows about those of the packs and manifests `keys` that exist."""
-    if isinstance(store, FlatStore) and len(keys) > count_requests_at_once(store):
-        wanted = frozenset(keys)
-        listed = (info for objects in list_together(store, (MANIFESTS, PACKS)) for info in objects)
-        return {info.key: info for info in listed if info.key in wanted}
-    found = run_together(store, [partial(_read_info, store, key) for key in keys])
-    return {info.key: info for info in found if info}
-
-
-def _read_info(store: ObjectStore, key: str) -> ObjectInfo | None:
-    try:
-        return store.stat(key)
-    except NotFound:
-        return None
-
-
 def is_present(store: ObjectStore, key: str) -> bool:
     """Return whether an object exists."""
-    return _read_info(store, key) is not None
+    try:
+        store.stat(key)
+    except NotFound:
+        return False
+    return True

@@ -13,7 +13,6 @@ from holdfast.display.readable import format_when
 from holdfast.errors import Corrupt, NewerFormat, NotFound
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectInfo, ObjectStore
-from holdfast.objects.together import iter_together
 from holdfast.repo.format.layout import (
     SNAPSHOTS,
     ManifestRef,
@@ -120,7 +119,7 @@ def _iter_names(
 ) -> Iterator[CommittedSnapshot | DamagedName]:
     wanted = ((stem, generations) for stem, generations in iter_stems(store, SNAPSHOTS) if is_wanted(stem))
     reads = ((partial(read_listed_snapshot, store, *each), USUAL_BYTES) for each in wanted)
-    for found in iter_together(store, reads):
+    for found in store.iter_together(reads):
         if isinstance(found, DamagedName) or (found and found.name.startswith(prefix)):
             yield found
 

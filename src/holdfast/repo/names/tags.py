@@ -11,7 +11,6 @@ from holdfast.display.readable import format_when
 from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
-from holdfast.objects.together import iter_together
 from holdfast.repo.format.layout import TAGS, escape_name, new_write_id, tag_stem, verify_name
 from holdfast.repo.names.generations import USUAL_BYTES, Newest, change_name, iter_stems, read_listed, read_newest
 from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName
@@ -41,7 +40,7 @@ def read_tag(store: ObjectStore, name: str) -> Tag | None:
 def iter_tags(store: ObjectStore) -> Iterator[Tag | DamagedName]:
     """Yield every tag, ordered by key; a tag that cannot be read as a DamagedName."""
     reads = ((partial(_read_listed_tag, store, *each), USUAL_BYTES) for each in iter_stems(store, TAGS))
-    return (tag for tag in iter_together(store, reads) if tag)
+    return (tag for tag in store.iter_together(reads) if tag)
 
 
 def _read_listed_tag(store: ObjectStore, stem: str, generations: list[int]) -> Tag | DamagedName | None:

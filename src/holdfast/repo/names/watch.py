@@ -11,8 +11,7 @@ from time import monotonic
 from typing import Final
 
 from holdfast.errors import StoreError
-from holdfast.objects.protocol import ObjectStore, WatchedStore
-from holdfast.objects.together import count_requests_at_once
+from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import SHELVES, SNAPSHOTS
 from holdfast.repo.names.latest import find_order, read_latest_of
 from holdfast.repo.names.listed import ListedName, list_wanted, read_wanted
@@ -21,8 +20,6 @@ from holdfast.repo.names.snapshots import CommittedSnapshot
 
 _log = logging.getLogger(__name__)
 
-LOCAL_POLL_S: Final = 0.1
-DISTANT_POLL_S: Final = 5.0
 _FASTEST: Final = 5
 """After a new snapshot, pauses begin at this part of the longest, because the next one may follow soon."""
 _GROWTH: Final = 1.5
@@ -57,7 +54,6 @@ class NameWatch:
         self._cache = cache
         self._last = since
         self._every = every
-        self._watched = store if isinstance(store, WatchedStore) else None
         self._state = ""
         self._listed_s = -_RELIST_S
         self._seen: frozenset[tuple[str, str]] | None = None
@@ -69,7 +65,7 @@ class NameWatch:
         Without `every`, at most one; the first time also with `every`, unless there was a `since`.
         """
         # Read before the names are listed: a change after that shows as another state the next time.
-        state = self._watched.read_folder_state(SNAPSHOTS, _SHELF_NAMES) if self._watched else ""
+        state = self._store.read_folder_state(SNAPSHOTS, _SHELF_NAMES)
         if state and state == self._state and monotonic() - self._listed_s < _RELIST_S:
             return []
         names = self._list()
@@ -117,8 +113,7 @@ class NameWaiter:
         for name, value in (("poll_s", poll_s), ("timeout_s", timeout_s)):
             if value is not None and not value >= 0:
                 raise ValueError(f"{name}= is a time in seconds, not {value!r}")
-        if poll_s is None:
-            poll_s = DISTANT_POLL_S if count_requests_at_once(store) > 1 else LOCAL_POLL_S
+        poll_s = store.traits.poll_s if poll_s is None else poll_s
         self._watch = watch
         self._longest_s = poll_s
         self._pause_s = poll_s / _FASTEST

@@ -8,7 +8,6 @@ from typing import Final
 
 from holdfast.digest import Digest
 from holdfast.errors import Corrupt, NewerFormat, NotFound, StoreError
-from holdfast.objects.listing import iter_objects
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.chunk import ChunkRef, Location
 from holdfast.repo.format.layout import PACKS
@@ -70,7 +69,7 @@ class Copies:
 
 def iter_footers(store: ObjectStore) -> Iterator[tuple[str, Footer]]:
     """Yield the id and footer of every pack whose footer can be read."""
-    listed = ((parse_pack_key(info.key), info.size_bytes) for info in iter_objects(store, PACKS))
+    listed = ((parse_pack_key(info.key), info.size_bytes) for info in store.iter_objects(PACKS))
     packs = [(pack_id, size_bytes) for pack_id, size_bytes in listed if pack_id]
     for (pack_id, _), footer in zip(packs, iter_pack_footers(store, packs), strict=True):
         if isinstance(footer, Footer):

@@ -16,8 +16,8 @@ class ReadAhead:
 
     def __init__(self, reader: SnapshotReader) -> None:
         self._reader = reader
-        self.limit_bytes = reader.window_bytes // 4
-        """How much it keeps at a time."""
+        self.limit_bytes = reader.ahead_bytes // 4
+        """How much it keeps at a time; 0 if it reads exactly what is asked."""
         self._held: dict[str, memoryview] = {}
         self._entry_name = ""
         self._start = 0
@@ -29,7 +29,7 @@ class ReadAhead:
         Only as many as fit into `limit_bytes` are read, so that memory stays bounded.
         """
         self._held = {}
-        if not self._reader.is_distant:
+        if not self.limit_bytes:
             return
         left, chosen = self.limit_bytes, []
         for entry in entries:
@@ -42,7 +42,7 @@ class ReadAhead:
     def read(self, entry: Entry, start: int, stop: int) -> bytearray:
         """Return the verified bytes of an entry from `start` to `stop`."""
         data = bytearray(stop - start)
-        if not self._reader.is_distant:
+        if not self.limit_bytes:
             self._reader.read_into(entry, start, memoryview(data))
             return data
         held = self._held.get(entry.name)

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from holdfast.errors import Corrupt
 from holdfast.objects.blocks import PAGE_BYTES, copy_bytes
+from holdfast.objects.protocol import StoreTraits
 from holdfast.repo.format.boxes import Box, Coordinates, is_span, overlap, relative, span_of, volume, whole
 from holdfast.repo.format.chunk import DELTA, RAW, UNIT_BYTES, ChunkRef, Location, has_possible_size, iter_places
 from holdfast.repo.format.entry import Entry, find_shape, iter_boxes
@@ -58,6 +59,17 @@ def plan_runs(size_bytes: int, *, threads: int) -> StretchRules:
     """Return the rules for reading `size_bytes` through the page cache on that many threads."""
     run_bytes = max(UNIT_BYTES, min(_RUN_BYTES, size_bytes // (_RUNS * threads)))
     return replace(DISK_RULES, largest_bytes=_RUN_STRETCH_BYTES, batch_bytes=run_bytes)
+
+
+def choose_rules(traits: StoreTraits, *, threads: int, budget_bytes: int, keep: bool) -> Callable[[int], StretchRules]:
+    """Return the function that plans reads of so many bytes, on so many threads, from a store with these traits."""
+    if traits.wait_bytes:
+        return partial(plan_requests, budget_bytes=budget_bytes, at_once=threads)
+    return partial(plan_runs, threads=threads) if keep else _plan_disk
+
+
+def _plan_disk(_size_bytes: int) -> StretchRules:
+    return DISK_RULES
 
 
 def plan_requests(size_bytes: int, *, budget_bytes: int, at_once: int) -> StretchRules:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from time import perf_counter
 from types import TracebackType
@@ -15,9 +15,8 @@ from typing_extensions import Self
 from holdfast.digest import Digest, fingerprint, hash_bytes
 from holdfast.errors import Corrupt, DigestMismatch, NotFound, SnapshotGone, StoreError
 from holdfast.objects.blocks import PAGE_BYTES, BlockPool
-from holdfast.objects.disk_cache import DiskCache, find_cache
-from holdfast.objects.protocol import KeepingStore, LendingStore, MappableStore, ReadInto
-from holdfast.objects.together import checks_uploads, count_requests_at_once
+from holdfast.objects.disk_cache import DiskCache
+from holdfast.objects.protocol import KeptReads, ReadInto
 from holdfast.progress import LockedProgress, Progress
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import CHUNK_BYTES, UNIT_BYTES, ChunkRef, verify_chunk
@@ -32,18 +31,15 @@ from holdfast.repo.names.snapshots import CommittedSnapshot, read_name
 from holdfast.repo.read.any_copy import FOLLOWS, AnyCopy, StoredChunk
 from holdfast.repo.read.read_plan import (
     BLOCK_BYTES,
-    DISK_RULES,
     Region,
     Stretch,
-    StretchRules,
     Want,
+    choose_rules,
     cut_windows,
     group_stretches,
     is_in_one_piece,
     list_entry_wants,
     list_region_wants,
-    plan_requests,
-    plan_runs,
     plan_stretches,
 )
 
@@ -56,7 +52,6 @@ Verify = Literal["full", "fast", "device", False]
 _MODES: Final[tuple[Verify, ...]] = ("full", "fast", "device", False)
 _MAP_ALIGNMENT: Final = 16
 """The size of the largest item of a tensor."""
-_WINDOW_BYTES: Final = 64 << 20
 
 
 class WriteObserver(Protocol):
@@ -105,23 +100,22 @@ class SnapshotReader:
         self._store = repo.store
         self.counters = repo.counters
         self.budget_bytes = repo.budget_bytes
-        # Checked once: isinstance with a protocol takes longer than mapping a file.
-        self._mappable = repo.store if isinstance(repo.store, MappableStore) else None
-        self._lending = repo.store if isinstance(repo.store, LendingStore) else None
-        self._kept = repo.store.keep_reads() if keep and isinstance(repo.store, KeepingStore) else None
-        at_once = count_requests_at_once(repo.store)
-        self.is_distant = at_once > 1
-        """Whether reads wait for a server, so that many small ones should be requested at once."""
-        self._at_once = at_once if self._lending is None else self._lending.reads_at_once
+        traits = repo.store.traits
+        self._lends = traits.lends_reads
+        self._reads = repo.store.keep_reads() if keep else KeptReads(repo.store.read_into)
+        self.ahead_bytes = min(traits.requests_at_once * traits.wait_bytes, max(UNIT_BYTES, repo.budget_bytes // 4))
+        """How many bytes to read before a caller asks for them, with all requests that can wait at the same time; 0 if
+        requests do not wait."""
         self._stages = repo.counters.stages
         self._proven = repo.proven
         # What is verified by BLAKE3 need not be read again by a save; a store that checks its uploads needs no proof.
-        self._is_proof = self._verify == "full" and not checks_uploads(repo.store)
+        self._is_proof = self._verify == "full" and not traits.checked_uploads
         self._versions: dict[str, str | None] = {}
         """The version of each pack before it was first read from; None if it is unknown, or if the pack is damaged."""
         self._engine = Engine(
-            "holdfast-read", budget_bytes=repo.budget_bytes, waits=True, requests_at_once=self._at_once
+            "holdfast-read", budget_bytes=repo.budget_bytes, waits=True, requests=traits.reads_at_once
         )
+        self._rules = choose_rules(traits, threads=self._engine.threads, budget_bytes=repo.budget_bytes, keep=keep)
         self._blocks = BlockPool(BLOCK_BYTES, kept=self._engine.threads, huge=True)
         self._decoded = BlockPool(CHUNK_BYTES, kept=self._engine.threads)
 
@@ -208,9 +202,8 @@ class SnapshotReader:
             self._read_deltas(window, watch)
 
     def _read_placed(self, wants: Sequence[Want], watch: WriteObserver | None) -> None:
-        rules = self._plan_rules(wants)
-        run = self._engine.run_requests if self.is_distant else self._engine.run
-        run(partial(self._read_batch, watch), group_stretches(plan_stretches(wants, rules), rules))
+        rules = self._rules(sum(want.location.stored_bytes for want in wants))
+        self._engine.run(partial(self._read_batch, watch), group_stretches(plan_stretches(wants, rules), rules))
 
     def _read_deltas(self, wants: Sequence[Want], watch: WriteObserver | None) -> None:
         """Read the bases of deltas to where the chunks should be, then turn each into its chunk."""
@@ -224,14 +217,6 @@ class SnapshotReader:
                 self._put_chunk(want, watch)
             want.under = None
 
-    def _plan_rules(self, wants: Sequence[Want]) -> StretchRules:
-        if not self.is_distant and self._kept is None:
-            return DISK_RULES
-        size_bytes = sum(want.location.stored_bytes for want in wants)
-        if not self.is_distant:
-            return plan_runs(size_bytes, threads=self._engine.threads)
-        return plan_requests(size_bytes, budget_bytes=self.budget_bytes, at_once=self._at_once)
-
     def _put_chunk(self, want: Want, watch: WriteObserver | None) -> None:
         """Read one chunk from any intact copy, and copy the wanted bytes into its buffer."""
         if want.of is not None:
@@ -243,18 +228,17 @@ class SnapshotReader:
         """Return a private memory map of an entry, unverified; None if it is not contiguous and aligned in one pack."""
         first = entry.chunks[0].location if is_in_one_piece(entry) else None
         # A reused chunk may be anywhere in a pack, such as in the middle of a file; memory of tensors must be aligned.
-        if first is None or self._mappable is None or first.offset % _MAP_ALIGNMENT:
+        if first is None or first.offset % _MAP_ALIGNMENT:
             return None
         try:
-            return self._mappable.map(pack_key(first.pack_id), first.offset, entry.size_bytes)
+            return self._store.map(pack_key(first.pack_id), first.offset, entry.size_bytes)
         except (NotFound, Corrupt, StoreError):
             return None  # a normal read then finds another copy, or raises an error with the details
 
     @property
     def window_bytes(self) -> int:
         """How many bytes to read at a time, by callers that do not need all of them at once."""
-        # From a server, a read of this size is made with many requests at once.
-        return UNIT_BYTES if not self.is_distant else max(UNIT_BYTES, min(self.budget_bytes // 4, _WINDOW_BYTES))
+        return max(UNIT_BYTES, self.ahead_bytes)
 
     def iter_entry(self, entry: Entry) -> Iterator[memoryview]:
         """Yield an entry in pieces of at most 8 MiB, so that memory stays bounded whatever its size."""
@@ -268,11 +252,11 @@ class SnapshotReader:
     def iter_contents(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, Iterable[memoryview]]]:
         """Yield each entry with its content in pieces, to be used before the next one; reads small ones together."""
         waiting: list[Entry] = []
-        left = self.window_bytes
+        left = self.ahead_bytes
         for entry in entries:
-            if waiting and (entry.size_bytes > left or not self.is_distant):
+            if waiting and entry.size_bytes > left:
                 yield from self._read_contents(waiting)
-                waiting, left = [], self.window_bytes
+                waiting, left = [], self.ahead_bytes
             waiting.append(entry)
             left -= entry.size_bytes
         yield from self._read_contents(waiting)
@@ -285,6 +269,14 @@ class SnapshotReader:
         self.read_all(list(zip(entries, contents, strict=True)))
         for entry, content in zip(entries, contents, strict=True):
             yield entry, [content] if content else []
+
+    def read_small(self, entry: Entry, start: int, buffer: memoryview) -> None:
+        """Do as `read_into`, on this thread if the entry is one chunk and its read does not wait."""
+        if len(entry.chunks) == 1 and not self.ahead_bytes:
+            # Waking up a thread would take longer.
+            buffer[:] = self.read_chunk(entry, 0)[start : start + buffer.nbytes]
+        else:
+            self.read_into(entry, start, buffer)
 
     def read_chunk(self, entry: Entry, position: int) -> memoryview:
         """Read the chunk at `position` among the chunks of an entry."""
@@ -303,11 +295,11 @@ class SnapshotReader:
         return self._any_copy.read_base(entry, ChunkRef(digest, ref.size_bytes, stated))
 
     def _read_batch(self, watch: WriteObserver | None, batch: Sequence[Stretch]) -> None:
-        if self._lending is not None:
+        if self._lends:
             for stretch in batch:
-                self._read_lent(self._lending, stretch, watch)
+                self._read_lent(stretch, watch)
             return
-        with nullcontext(self._store.read_into) if self._kept is None else self._kept.run() as read_into:
+        with self._reads.run() as read_into:
             self._read_stretches(read_into, batch, watch)
 
     def _read_stretches(self, read_into: ReadInto, batch: Sequence[Stretch], watch: WriteObserver | None) -> None:
@@ -355,11 +347,11 @@ class SnapshotReader:
         if version is not None:
             self._proven.add_all(pack_id, offsets, version=version)
 
-    def _read_lent(self, store: LendingStore, stretch: Stretch, watch: WriteObserver | None) -> None:
+    def _read_lent(self, stretch: Stretch, watch: WriteObserver | None) -> None:
         """Read adjacent chunks, from the cache or with one request; read those that are damaged by themselves."""
         left = stretch if self._cache is None else self._read_cached(self._cache, stretch, watch)
         if left is not None:
-            self._request(store, left, watch)
+            self._request(left, watch)
 
     def _read_cached(self, cache: DiskCache, stretch: Stretch, watch: WriteObserver | None) -> Stretch | None:
         """Copy the chunks that the cache has, and return what is left of the stretch; None if that is nothing."""
@@ -377,11 +369,11 @@ class SnapshotReader:
                     cache.count_use(hit_bytes=data.nbytes)
         return stretch.narrow(left) if left else None
 
-    def _request(self, store: LendingStore, stretch: Stretch, watch: WriteObserver | None) -> None:
+    def _request(self, stretch: Stretch, watch: WriteObserver | None) -> None:
         """Read adjacent chunks with one request; copy those that are intact, and read the others by themselves."""
         started, key = perf_counter(), pack_key(stretch.pack_id)
         try:
-            data = store.read_range(key, stretch.start, stretch.size_bytes)
+            data = self._store.read_range(key, stretch.start, stretch.size_bytes)
         except (NotFound, Corrupt, StoreError):
             damaged = stretch.wants
         else:
@@ -545,7 +537,7 @@ def open_snapshot(
 
     Without `use_cache` the bytes come from the store itself, and the system need not keep them in memory.
     """
-    cache = find_cache(repo.store) if use_cache else None
+    cache = repo.store.cache if use_cache else None
     for _ in range(FOLLOWS):
         try:
             return SnapshotReader(repo, snapshot, verify=verify, progress=progress, cache=cache, keep=use_cache)

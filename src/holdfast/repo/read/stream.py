@@ -163,8 +163,9 @@ class _EntryBytes:
             buffer, start = buffer[part.nbytes :], start + part.nbytes
 
     def _keep(self, start: int) -> None:
-        is_next = self._reader.is_distant and 0 < start == self._kept_start + self._kept.nbytes
-        self._ahead_bytes = min(2 * self._ahead_bytes, self._reader.window_bytes) if is_next else CHUNK_BYTES
+        is_next = 0 < start == self._kept_start + self._kept.nbytes
+        more_bytes = min(2 * self._ahead_bytes, self._reader.ahead_bytes) if is_next else 0
+        self._ahead_bytes = max(CHUNK_BYTES, more_bytes)
         data = memoryview(bytearray(min(self._ahead_bytes, self._entry.size_bytes - start)))
         self._reader.read_into(self._entry, start, data)
         self._kept_start, self._kept = start, data

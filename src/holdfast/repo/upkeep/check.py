@@ -10,9 +10,7 @@ from typing import Final
 from holdfast.digest import Digest, hash_bytes, short_hex
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound, StoreError
 from holdfast.lru import LruCache
-from holdfast.objects.listing import LinkedStore, iter_objects
 from holdfast.objects.protocol import ObjectInfo, ObjectStore
-from holdfast.objects.together import iter_together
 from holdfast.progress import Progress, Silent
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import CHUNK_BYTES, DELTA, WHOLE, Base, ChunkRef, Location, has_possible_size
@@ -65,7 +63,7 @@ class Checker:
         self.tally = Tally()
         self._links = check_links(store)
         # Every other finding is about objects that can be reached without following a link.
-        self._store = store.skipping_links() if isinstance(store, LinkedStore) else store
+        self._store = store.skipping_links()
         self._read = read
         self._progress = progress or Silent()
         self._budget_bytes = budget_bytes
@@ -97,7 +95,7 @@ class Checker:
         yield from self._check_index()
 
     def _check_packs(self) -> Iterator[Finding]:
-        packs = list(iter_objects(self._store, PACKS))
+        packs = list(self._store.iter_objects(PACKS))
         pack_bytes = sum(info.size_bytes for info in packs)
         self.tally.stored_bytes += pack_bytes
         self._progress.begin("check packs", pack_bytes)
@@ -190,7 +188,7 @@ class Checker:
         advice = "`holdfast gc --yes` removes it"
         if self._has_unreadable:
             advice = "keep it: a snapshot that cannot be read now may need it"
-        for info in iter_objects(self._store, PACKS):
+        for info in self._store.iter_objects(PACKS):
             pack_id = parse_pack_key(info.key)
             if pack_id and pack_id not in self._used_packs:
                 text = f"no snapshot that can be read uses {info.key} ({info.size_bytes} bytes)"
@@ -355,14 +353,14 @@ class Checker:
     def _check_other_manifests(self, roots: Roots) -> Iterator[Finding]:
         """Report manifests that no current snapshot uses, and check that each can be decoded."""
         used = self._used_manifests | {snapshot.manifest.manifest_id for snapshot in roots.current}
-        listed = list(iter_objects(self._store, MANIFESTS))
+        listed = list(self._store.iter_objects(MANIFESTS))
         size_bytes = sum(info.size_bytes for info in listed)
         self.tally.stored_bytes += size_bytes
         self.tally.bytes_read += size_bytes if self._read else 0
         unused = [info for info in listed if info.key.removeprefix(MANIFESTS) not in used]
         advice = "keep it: see the damaged records" if self._has_unreadable else "`holdfast gc --yes` removes it"
         works = ((partial(self._try_manifest, info.key), info.size_bytes) for info in unused)
-        for info, error in zip(unused, iter_together(self._store, works), strict=True):
+        for info, error in zip(unused, self._store.iter_together(works), strict=True):
             self.tally.manifests += 1
             self.tally.objects += 1
             text = f"no snapshot that can be read uses {info.key} ({info.size_bytes} bytes)"
@@ -378,9 +376,9 @@ class Checker:
         return None
 
     def _check_index(self) -> Iterator[Finding]:
-        listed = list(iter_objects(self._store, INDEX))
+        listed = list(self._store.iter_objects(INDEX))
         works = ((partial(self._try_fragment, info), info.size_bytes) for info in listed)
-        for info, error in zip(listed, iter_together(self._store, works), strict=True):
+        for info, error in zip(listed, self._store.iter_together(works), strict=True):
             self.tally.objects += 1
             if error and not isinstance(error, NotFound):
                 advice = "it is ignored; delete the file, it can be rebuilt from the packs"

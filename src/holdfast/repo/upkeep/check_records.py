@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound, StoreError
-from holdfast.objects.listing import LinkedStore, is_key, iter_folders, iter_objects, list_together
-from holdfast.objects.protocol import ObjectStore
+from holdfast.objects.protocol import ObjectStore, is_key
 from holdfast.repo.format.layout import (
     BAD,
     CONFIG,
@@ -55,7 +54,7 @@ def check_records(store: ObjectStore, roots: Roots, tally: Tally) -> Iterator[Fi
         for stem, generations in stems:
             tally.objects += len(generations)
             yield from _check_name(stem, generations, records, roots)
-    infos = [info for objects in list_together(store, (LEASES, MARKS, BAD)) for info in objects]
+    infos = [info for objects in store.list_together((LEASES, MARKS, BAD)) for info in objects]
     # Keys are ordered, so the last record of a lease has its state.
     last = {info.key.rpartition("@")[0]: info.key for info in infos}
     now_s = store.clock()
@@ -68,8 +67,6 @@ def check_records(store: ObjectStore, roots: Roots, tally: Tally) -> Iterator[Fi
 
 def check_links(store: ObjectStore) -> Iterator[Finding]:
     """Report each symbolic link: no operation follows it, and listings that meet it raise an error."""
-    if not isinstance(store, LinkedStore):
-        return
     for path in store.iter_links():
         text = f"{path} is a symbolic link; links inside a store are never followed"
         if is_key(path):
@@ -81,7 +78,7 @@ def check_links(store: ObjectStore) -> Iterator[Finding]:
 
 def _check_config(store: ObjectStore, roots: Roots, tally: Tally) -> Iterator[Finding]:
     """Check all generations of the config, the highest first: the first that can be read is the one that counts."""
-    infos = list(iter_objects(store, CONFIG))
+    infos = list(store.iter_objects(CONFIG))
     tally.objects += len(infos)
     num_torn = 0
     is_known = False
@@ -110,7 +107,7 @@ def _check_config(store: ObjectStore, roots: Roots, tally: Tally) -> Iterator[Fi
     if num_torn < len(infos):
         return
     has_others = any(not key.startswith(CONFIG) for key in _iter_first_keys(store))
-    if has_others and list(iter_objects(store, CONFIG)) != infos:
+    if has_others and list(store.iter_objects(CONFIG)) != infos:
         # A writer creates the config before anything else: the store was made after the configs were listed.
         yield from _check_config(store, roots, tally)
     elif has_others or not infos:
@@ -183,7 +180,7 @@ def _check_temporary(key: str, record: ReadRecord, *, is_old: bool) -> Iterator[
 
 
 def _check_keys(store: ObjectStore) -> Iterator[Finding]:
-    for info in iter_folders(store, "", PREFIXES):
+    for info in store.iter_folders("", PREFIXES):
         if not _is_known(info.key):
             text = f"{info.key} is not a file that this version of Holdfast writes"
             advice = "if a later version put it there, upgrade; otherwise move it away"

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.errors import Corrupt, NewerFormat, NotAStore, NotFound
-from holdfast.objects.listing import iter_objects, list_together, read_first_link
-from holdfast.objects.protocol import ObjectInfo, ObjectStore, SkewedStore
-from holdfast.objects.together import delete_together
+from holdfast.objects.protocol import ObjectInfo, ObjectStore, is_key
 from holdfast.progress import Progress, Silent
 from holdfast.repo.format.layout import BAD, INDEX, MANIFESTS, MARKS, PACKS, generation_key, lease_stem, parse_file_key
 from holdfast.repo.handle.config import read_config, read_first_other, read_unknown_prefix
@@ -19,7 +17,7 @@ from holdfast.repo.handle.index import drop_missing
 from holdfast.repo.handle.repository import StoreIdentity
 from holdfast.repo.names.generations import iter_records, iter_stems
 from holdfast.repo.names.leases import EXPIRE_S
-from holdfast.repo.names.roots import DeadRecords, LeaseView, Live, read_infos, read_leases, read_live
+from holdfast.repo.names.roots import DeadRecords, LeaseView, Live, read_leases, read_live
 from holdfast.repo.upkeep.sweep import (
     Mark,
     fence,
@@ -107,7 +105,8 @@ def verify_may_collect(store: ObjectStore, *, store_id: str = "") -> None:
     if config is None:
         raise Corrupt(f"{store.url} has no config; nothing is collected", key="config/")
     config.verify_may("collect", url=store.url)
-    link = read_first_link(store)
+    # A link whose name is no key is in no listing.
+    link = next(filter(is_key, store.iter_links()), None)
     if link:
         raise Corrupt(
             f"{store.url} contains the symbolic link {link}, which is not followed; nothing is collected, because its"
@@ -123,7 +122,7 @@ def verify_may_collect(store: ObjectStore, *, store_id: str = "") -> None:
 
 def plan_collect(store: ObjectStore, *, min_age_s: float = MIN_AGE_S) -> CollectPlan:
     """Find files that are dead: not needed, older than `min_age_s`, and not of a running save. Reads only."""
-    files = [info for objects in list_together(store, (MANIFESTS, PACKS)) for info in objects]
+    files = [info for objects in store.list_together((MANIFESTS, PACKS)) for info in objects]
     # Files before leases: the lease of every file seen was there before it.
     leases = read_leases(store)
     live = read_live(store)
@@ -184,8 +183,7 @@ class _Collection:
         self._swept: list[Mark] = []
 
     def run(self) -> Collected:
-        if isinstance(self._store, SkewedStore):
-            self._store.learn_clock()  # before any age is computed: a wrong clock would fence the leases of live saves
+        self._store.learn_clock()  # before any age is computed: a wrong clock would fence the leases of live saves
         is_exclusive = self._clear_if_exclusive()
         # Before the plan: the files of a dead save are kept as long as its lease seems live.
         self._fence_expired()
@@ -293,7 +291,7 @@ class _Collection:
                     remove_mark(self._store, mark)
 
     def _read_sizes(self, mark: Mark) -> dict[str, int]:
-        return {key: info.size_bytes for key, info in read_infos(self._store, mark.keys).items()}
+        return {key: info.size_bytes for key, info in self._store.stat_many(mark.keys).items()}
 
     def _wait(self, mark: Mark) -> str:
         """Wait until no save can rely on the marked files; return what blocks it if that takes too long."""
@@ -328,7 +326,7 @@ class _Collection:
             # Of each name one at a time: while a record exists, so do the dead ones above it (see design note 0024).
             deep = (dead for dead in plan.records if position < len(dead.generations))
             keys = [generation_key(dead.stem, dead.generations[position]) for dead in deep]
-            delete_together(self._store, keys)
+            self._store.delete_many(keys)
             self._outcome.records += len(keys)
 
     def _remove_leases(self) -> None:
@@ -338,8 +336,8 @@ class _Collection:
     def _delete_leases(self, leases: Sequence[LeaseView]) -> None:
         """Delete the files of leases, the highest generation of each last, so that none seems alive again."""
         files = [[generation_key(lease_stem(each.lease_id), number) for number in each.generations] for each in leases]
-        delete_together(self._store, [key for keys in files for key in keys[:-1]])
-        delete_together(self._store, [keys[-1] for keys in files])
+        self._store.delete_many([key for keys in files for key in keys[:-1]])
+        self._store.delete_many([keys[-1] for keys in files])
         self._outcome.leases += len(leases)
 
     def _tidy(self) -> None:
@@ -347,8 +345,8 @@ class _Collection:
         self._outcome.debris += self._store.remove_debris(older_than_s=max(self._rules.min_age_s, EXPIRE_S))
         # Packs are listed last: a pack that is sealed after an earlier listing would be missing from it, and its
         # index fragment would be dropped.
-        fragments, bad = list_together(self._store, (INDEX, BAD))
-        present = {info.key.removeprefix(PACKS) for info in iter_objects(self._store, PACKS)}
+        fragments, bad = self._store.list_together((INDEX, BAD))
+        present = {info.key.removeprefix(PACKS) for info in self._store.iter_objects(PACKS)}
         drop_missing(self._store, fragments, present)
         gone = [info.key for info in bad if info.key.removeprefix(BAD).partition("@")[0] not in present]
-        delete_together(self._store, gone)
+        self._store.delete_many(gone)

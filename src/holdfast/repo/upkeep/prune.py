@@ -13,7 +13,6 @@ from typing import Final, Literal, TypedDict, get_args
 from holdfast.display.readable import readable_repr
 from holdfast.errors import Corrupt, NameInUse
 from holdfast.objects.protocol import ObjectStore
-from holdfast.objects.together import run_together
 from holdfast.progress import Progress
 from holdfast.repo.format.layout import natural_order
 from holdfast.repo.names.snapshots import (
@@ -266,7 +265,7 @@ def apply_prune(store: ObjectStore, plan: PrunePlan) -> Pruned:
     """Delete the snapshots in the plan, except those tagged, overwritten or deleted since it was made."""
     tagged = _describe_tagged(_read_tags(store)) if plan.heeds_tags and plan.delete else {}
     works = [partial(_apply_one, store, snapshot, tagged.get(snapshot.name, "")) for snapshot in plan.delete]
-    found = [decision for decision in run_together(store, works) if decision]
+    found = [decision for decision in store.run_together(works) if decision]
     deleted = tuple(decision.snapshot for decision in found if not decision.reasons)
     return Pruned(deleted, tuple(decision for decision in found if decision.reasons))
 

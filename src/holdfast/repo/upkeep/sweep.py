@@ -10,7 +10,6 @@ from holdfast.errors import Corrupt, NotFound, ObjectExists
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectInfo, ObjectStore
 from holdfast.objects.settle import create_settled
-from holdfast.objects.together import delete_together
 from holdfast.repo.format.layout import MARKS, generation_key, lease_stem, new_lease_id, new_write_id, parse_file_key
 from holdfast.repo.format.record import Fields, encode_record
 from holdfast.repo.names.generations import (
@@ -20,7 +19,7 @@ from holdfast.repo.names.generations import (
     list_generations,
     read_record,
 )
-from holdfast.repo.names.roots import LeaseView, Live, is_present, read_infos, read_leases
+from holdfast.repo.names.roots import LeaseView, Live, is_present, read_leases
 
 MARK_KEYS: Final = 60_000
 """The most files that one mark names: at 54 bytes each, they fit into a record."""
@@ -147,10 +146,10 @@ def sweep(store: ObjectStore, mark: Mark, live: Live) -> list[str]:
     The mark is deleted only when none of its files exists any more. While it exists, no new save relies on them, so
     another collector that sweeps the same mark cannot delete a file in use.
     """
-    present = read_infos(store, mark.keys)
+    present = store.stat_many(mark.keys)
     deleted = [key for key in mark.keys if key in present and key not in live.needs]
-    delete_together(store, deleted)
-    if not read_infos(store, mark.keys):
+    store.delete_many(deleted)
+    if not store.stat_many(mark.keys):
         remove_mark(store, mark)
     return deleted
 
@@ -171,7 +170,7 @@ def read_idle_marks(store: ObjectStore, live: Live) -> list[str]:
     """Return the stems of marks with nothing to delete: all of their remaining files are needed again."""
     idle = []
     for mark in iter_marks(store):
-        left = read_infos(store, mark.keys)
+        left = store.stat_many(mark.keys)
         if left and all(key in live.needs for key in left):
             idle.append(mark.stem)
     return idle

@@ -8,14 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from holdfast.digest import Digest
 from holdfast.errors import DigestMismatch, NameInUse, NotFound
 from holdfast.json_text import canonical_json
-from holdfast.objects.protocol import ObjectStore
-from holdfast.objects.together import count_requests_at_once, run_together
 from holdfast.progress import Progress, Silent
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import BLOSC2, CHUNK_BYTES, DELTA, RAW, Base, ChunkRef, Location, iter_places
@@ -95,7 +92,7 @@ def transfer_snapshot(job: Job, progress: Progress) -> Transferred:
         with (
             Transaction(job.target, purpose=f"{job.verb} {snapshot.name!r}{origin}") as transaction,
             SnapshotReader(job.source, snapshot) as reader,
-            Engine(f"holdfast-{job.verb}", budget_bytes=job.target.budget_bytes, waits=True) as engine,
+            _start_engine(job) as engine,
         ):
             manifests = _read_stated(reader, job.source)
             avoid = transaction.avoid | {pack_key(pack_id) for pack_id in job.victims or ()}
@@ -126,6 +123,11 @@ def _list_part(manifest: Manifest) -> ManifestPart:
     return ManifestPart(manifest.spec, list(manifest.iter_entries()), manifest.since_whole)
 
 
+def _start_engine(job: Job) -> Engine:
+    requests = job.source.store.traits.reads_at_once
+    return Engine(f"holdfast-{job.verb}", budget_bytes=job.target.budget_bytes, waits=True, requests=requests)
+
+
 def _read_stated(reader: SnapshotReader, source: Repository) -> Manifests:
     """Read the manifests of a snapshot; raises DigestMismatch if they differ from its record; a copy would hide it."""
     snapshot = reader.snapshot
@@ -143,7 +145,6 @@ def _read_stated(reader: SnapshotReader, source: Repository) -> Manifests:
 class Stores:
     """What a transfer needs to know about the stores at its ends."""
 
-    source: ObjectStore
     window: int = _WINDOW
     """The number of chunks that are looked up and read at the same time."""
     reads_back: bool = True
@@ -152,10 +153,10 @@ class Stores:
     @classmethod
     def of(cls, job: Job) -> Stores:
         """Return what a job needs: as many requests at once as a store answers best, within half of the budget."""
-        source, target = job.source.store, job.target.store
-        best = max(count_requests_at_once(source), count_requests_at_once(target))
+        target = job.target.store.traits
+        best = max(job.source.store.traits.requests_at_once, target.requests_at_once)
         room = job.target.budget_bytes // 2 // CHUNK_BYTES
-        return cls(source, max(_WINDOW, min(best, room)), reads_back=not target.traits.checked_uploads)
+        return cls(max(_WINDOW, min(best, room)), reads_back=not target.checked_uploads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,8 +272,6 @@ class Transfer:
         if self.salvage:
             found = [(step, self.salvage.find(step.ref.digest, step.ref.size_bytes)) for step in missing]
             return self._work(self._read_salvaged, found)
-        if count_requests_at_once(self._stores.source) > 1:
-            return run_together(self._stores.source, [partial(self._read, step) for step in missing])
         return self._work(self._read, missing)
 
     def _work(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:

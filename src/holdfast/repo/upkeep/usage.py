@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound
-from holdfast.objects.listing import list_together
 from holdfast.objects.protocol import ObjectInfo, ObjectStore
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import MANIFESTS, PACKS, pack_key
@@ -230,7 +229,7 @@ def read_usage(store: ObjectStore, snapshots: Sequence[CommittedSnapshot]) -> Us
 
 def read_pack_usage(store: ObjectStore, live: Mapping[str, int]) -> tuple[tuple[PackUsage, ...], int]:
     """Return how much of each pack is in use, and the size of all manifests; `live` has the bytes in use by pack id."""
-    packs, manifests = list_together(store, (PACKS, MANIFESTS))
+    packs, manifests = store.list_together((PACKS, MANIFESTS))
     by_key = {pack_key(pack_id): size_bytes for pack_id, size_bytes in live.items()}
     return tuple(_iter_measured(store, packs, by_key)), sum(info.size_bytes for info in manifests)
 

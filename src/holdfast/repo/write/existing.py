@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
 from holdfast.digest import DIGEST_BYTES, Buffer, Digest, fingerprint, hash_bytes
 from holdfast.errors import Corrupt, NewerFormat, NotFound, StoreError
 from holdfast.objects.blocks import BlockPool
-from holdfast.objects.listing import BoundedStore, iter_objects
 from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore
-from holdfast.objects.together import checks_uploads, count_requests_at_once, run_together
 from holdfast.repo.format.chunk import CHUNK_BYTES, DELTA, Base, Location, has_possible_size, iter_places
 from holdfast.repo.format.codecs.codec import open_stored
 from holdfast.repo.format.codecs.delta import find_base_digest, open_delta
@@ -61,7 +59,7 @@ class ExistingChunks:
     def __init__(self, repo: Repository, bases: Sequence[Manifest], *, avoid: frozenset[str]) -> None:
         """Search `bases`, then the index as last refreshed; packs whose key is in `avoid` count as absent."""
         self._store = repo.store
-        self._is_checked = checks_uploads(repo.store)
+        self._is_checked = repo.store.traits.checked_uploads
         self._avoid = avoid
         self._bases = [(base, base.locate_all()) for base in bases]
         self._index = repo.index
@@ -109,12 +107,10 @@ class ExistingChunks:
         return is_same
 
     def read_packs(self, wanted: Iterable[WantedChunk]) -> None:
-        """Ask at once for the packs that may contain these chunks; `iter_copies` then need not.
+        """Ask at once for the packs that may contain these chunks, if requests wait; `iter_copies` then need not."""
+        self._packs.update(self._store.run_early(self._iter_pack_reads(wanted)))
 
-        Does nothing on a store whose requests do not wait.
-        """
-        if count_requests_at_once(self._store) == 1:
-            return
+    def _iter_pack_reads(self, wanted: Iterable[WantedChunk]) -> Iterator[Callable[[], tuple[str, ObjectInfo | None]]]:
         packs: set[str] = set()
         for digest, size_bytes, _ in wanted:
             in_base = next((base for base, rows in self._bases if digest in rows), None)
@@ -122,8 +118,9 @@ class ExistingChunks:
                 packs.update(in_base.packs)  # the following chunks are probably in the same base
             else:
                 packs.update(at.pack_id for at in self._index.find(digest, size_bytes))
-        unknown = [pack_id for pack_id in packs - self._packs.keys() if pack_key(pack_id) not in self._avoid]
-        self._packs.update(run_together(self._store, [partial(self._read_pack, pack_id) for pack_id in unknown]))
+        for pack_id in packs - self._packs.keys():
+            if pack_key(pack_id) not in self._avoid:
+                yield partial(self._read_pack, pack_id)
 
     def is_proven(self, location: Location) -> bool:
         """Return whether a copy is intact without being read: the store says so, or this handle verified it lately."""
@@ -211,15 +208,16 @@ def read_base(
     """Return the newest snapshot under the same prefix as `name`: most likely the previous step.
 
     A handle that has not saved under the prefix yet would have to list all names. It does so only if `listed` has them
-    already, if the index is empty, or if the base `is_needed`: otherwise the index finds the chunks.
+    already, if that costs little and the index is empty, or if the base `is_needed`: otherwise the index finds the
+    chunks.
     """
     remembered = repo.recent.find(name)
     if remembered:
         return remembered
     if listed is None:
-        if not is_needed and (count_requests_at_once(repo.store) > 1 or len(repo.index)):
+        if not is_needed and (not repo.store.traits.cheap_listings or len(repo.index)):
             return None
-        listed = list(iter_objects(repo.store, SNAPSHOTS))
+        listed = list(repo.store.iter_objects(SNAPSHOTS))
     prefix = split_prefix(name)
     stems = dict(_group_by_stem(info for info in listed if may_start_with(info.key, prefix)))
     # Some servers round times to seconds; of equally new ones, the last step is the best guess.
@@ -259,18 +257,16 @@ def _read_candidate(store: ObjectStore, stem: str, generations: list[int]) -> Co
 
 def list_names(repo: Repository, name: str) -> Sequence[ObjectInfo] | None:
     """List all names in one request, to find the base of `name`; None if one is known or there are too many."""
-    if repo.recent.find(name) or not isinstance(repo.store, BoundedStore):
-        return None
-    return repo.store.list_at_most(SNAPSHOTS, PAGE_LIMIT)
+    return None if repo.recent.find(name) else repo.store.list_at_most(SNAPSHOTS, PAGE_LIMIT)
 
 
 def is_whole(repo: Repository, snapshot: CommittedSnapshot) -> bool:
     """Return whether a snapshot can be read: read every byte, or find all files if the store proves what it keeps."""
     store = repo.store
-    if not checks_uploads(store):
+    if not store.traits.checked_uploads:
         return is_readable(repo, snapshot)
     try:
         needed = list(iter_needed(store, snapshot))
     except (Corrupt, NewerFormat):
         return False
-    return bool(needed) and all(run_together(store, [partial(is_present, store, key) for key in needed]))
+    return bool(needed) and all(store.run_together([partial(is_present, store, key) for key in needed]))

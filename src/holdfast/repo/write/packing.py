@@ -12,7 +12,6 @@ from typing import Final
 from holdfast.errors import NotFound, StoreError
 from holdfast.objects.blocks import LentBlock
 from holdfast.objects.thread_pool import Task, ThreadPool
-from holdfast.objects.together import checks_uploads
 from holdfast.repo.format.chunk import RAW, Location
 from holdfast.repo.format.layout import new_file_id, pack_key
 from holdfast.repo.format.pack import PACK_LIMIT_BYTES, PAGE_BYTES, NewChunk, PackBuilder, PackedChunk
@@ -51,7 +50,7 @@ class Packer:
         self._index = index
         self._lease = lease
         self._pack_bytes = shares.pack_bytes
-        self._proven = None if checks_uploads(self._store) else proven
+        self._proven = None if self._store.traits.checked_uploads else proven
         self._speeds = speeds or Speeds()
         self._declare_codec = declare_codec
         self._declared = {RAW}

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from holdfast.digest import Digest
 from holdfast.errors import StoreError
 from holdfast.json_text import Json
-from holdfast.objects.ahead import Ahead
 from holdfast.objects.protocol import ObjectStore
 from holdfast.progress import Silent
 from holdfast.repo.format.chunk import ChunkRef
@@ -64,7 +63,7 @@ def write_part(
 ) -> WrittenPart:
     """Write all sources, a group at a time, and their manifest; none of it is visible before the commit."""
     with (
-        Ahead(repo.store, partial(_read_bases, repo, name)) as bases,
+        repo.store.begin(partial(_read_bases, repo, name)) as bases,
         Transaction(repo, purpose=purpose, is_part=True) as transaction,
         make_hasher(repo) as hasher,
     ):

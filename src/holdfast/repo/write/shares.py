@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.objects.local.block_io import BLOCK_BYTES
-from holdfast.objects.protocol import ObjectStore, StoreTraits
-from holdfast.objects.together import count_requests_at_once
+from holdfast.objects.protocol import StoreTraits
 from holdfast.repo.format.chunk import UNIT_BYTES
 
 _FEWEST_PACKS: Final = 3
@@ -30,13 +29,6 @@ class Shares:
     """The size at which a pack is complete; None for that of the format."""
     packs_in_flight: int = 0
     """How many packs are sent at a time, while the next is being filled; 0 if each is written while it is filled."""
-
-
-def share_budget(store: ObjectStore, budget_bytes: int) -> Shares:
-    """Return the shares of a save to `store`; one whose requests do not wait is not tested for its traits."""
-    if count_requests_at_once(store) == 1:
-        return Shares(budget_bytes // 2, min(UNIT_BYTES, budget_bytes // 8), BLOCK_BYTES)
-    return plan_shares(store.traits, budget_bytes)
 
 
 def plan_shares(traits: StoreTraits, budget_bytes: int) -> Shares:

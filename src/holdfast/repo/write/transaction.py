@@ -29,9 +29,8 @@ from holdfast.errors import (
     StoreGone,
 )
 from holdfast.json_text import Json
-from holdfast.objects.ahead import Ahead
 from holdfast.objects.settle import create_settled
-from holdfast.objects.together import count_requests_at_once, run_together
+from holdfast.objects.together import EagerCall
 from holdfast.repo.format.chunk import ChunkRef, Location, iter_places
 from holdfast.repo.format.entry import Entry, EntryRows, count_bytes, digest_parts, digest_snapshot
 from holdfast.repo.format.layout import (
@@ -54,7 +53,7 @@ from holdfast.repo.names.marks import read_bad_packs, read_marked, read_marks
 from holdfast.repo.names.roots import RollbackTarget, is_present, iter_needed, read_rollback_target
 from holdfast.repo.names.snapshots import CommittedSnapshot, NameState, commit_snapshot, withdraw_snapshot
 from holdfast.repo.write.packing import Packer
-from holdfast.repo.write.shares import share_budget
+from holdfast.repo.write.shares import plan_shares
 from holdfast.repo.write.world import SINGLE_PROCESS, Ranks
 
 _log = logging.getLogger(__name__)
@@ -154,13 +153,13 @@ class Transaction:
         self._stack = ExitStack()
         self._lease: Lease | None = None
         self.lease_id = ""
-        shares = share_budget(self._store, repo.budget_bytes)
+        shares = plan_shares(self._store.traits, repo.budget_bytes)
         self.packer = Packer(
             repo.index, self, shares, proven=repo.proven, speeds=repo.speeds, declare_codec=repo.declare_codec
         )
         self._draft: Draft | None = None
         # Before the commit, on the coordinator: the store is still the same, and what a withdrawal would restore.
-        self._before_commit: tuple[Ahead[None], Ahead[RollbackTarget]] | None = None
+        self._before_commit: tuple[EagerCall[None], EagerCall[RollbackTarget]] | None = None
         self.phase = CommitPhase.OPEN
         """Changes on the coordinator only: no other rank has the lease."""
 
@@ -171,10 +170,10 @@ class Transaction:
             locks = stack.enter_context(ExitStack())
             stack.push(self._leave)
             # The index is a cache. It may be listed before the marks: a pack that it names is looked for after them.
-            with Ahead(self._store, self._list_index) as index:
+            with self._store.begin(self._list_index) as index:
                 self.lease_id, avoid = self._ranks.broadcast("begin", lambda: self._begin(locks))
                 # While the coordinator waits for other ranks, or for an upload, nothing else would renew the lease.
-                if self._lease is not None and (self._ranks.world_size > 1 or count_requests_at_once(self._store) > 1):
+                if self._lease is not None and (self._ranks.world_size > 1 or self._store.traits.upload_bytes):
                     stack.enter_context(kept_alive(self._lease))
                 if self._ranks.world_size > 1:
                     self._ranks.all_gather("share", lambda: self._verify_shared(locks))
@@ -207,7 +206,7 @@ class Transaction:
     def _begin(self, locks: ExitStack) -> tuple[str, list[str]]:
         is_locked = locks.enter_context(self._store.hold(exclusive=False))
         self._lease = Lease(self._store, purpose=self._purpose, is_locked=is_locked)
-        with Ahead(self._store, lambda: read_bad_packs(self._store)) as bad:
+        with self._store.begin(lambda: read_bad_packs(self._store)) as bad:
             marks = read_marks(self._store)
             avoid = marks.keys | bad.result()
         # The process that commits warns, once for all parts.
@@ -216,8 +215,8 @@ class Transaction:
         return self._lease.lease_id, sorted(avoid)
 
     def _list_index(self) -> None:
-        """List the index, unless a request can be saved: this handle has found all chunks without it so far."""
-        if count_requests_at_once(self._store) == 1 or self._repo.index.is_wanted:
+        """List the index, unless that saves a request: this handle has found all chunks without it so far."""
+        if self._store.traits.cheap_listings or self._repo.index.is_wanted:
             self._repo.index.relist()
         else:
             self._repo.index.expire()
@@ -227,7 +226,7 @@ class Transaction:
         if self._lease is not None:
             return  # this is the coordinator
         # Before anything is written: a directory that is local to this node must stay as it is.
-        with Ahead(self._store, lambda: self._repo.identity.read_config(self._store)) as config:
+        with self._store.begin(lambda: self._repo.identity.read_config(self._store)) as config:
             if not list_generations(self._store, lease_stem(self.lease_id)):
                 raise NotShared(
                     f"rank {self._ranks.rank} does not see in {self._store.url} what rank {self._ranks.coordinator}"
@@ -332,7 +331,7 @@ class Transaction:
         works: list[Callable[[], PartRef | None]] = [partial(self._write_manifest, part) for part in parts]
         if renews:
             works.append(self._renew_lease)
-        _, *refs = run_together(self._store, [self.packer.write_index, *works])
+        _, *refs = self._store.run_together([self.packer.write_index, *works])
         return [ref for ref in refs if ref is not None]
 
     def _renew_lease(self) -> None:
@@ -370,7 +369,7 @@ class Transaction:
         if root:
             digest = digest_parts(root.spec, root.entries, [ref.digest for ref in refs])
             works: list[Callable[[], ManifestRef | None]] = [partial(self._create_root, root, refs), self._renew_lease]
-            manifest, _ = run_together(self._store, works)
+            manifest, _ = self._store.run_together(works)
             assert manifest is not None, "created just now"
             whole = PartRef(manifest, digest)
         elif self._ranks.world_size > 1:
@@ -380,15 +379,15 @@ class Transaction:
         return whole.to_json(), sorted(read_marked(self._store))
 
     def _prepare_commit(self) -> None:
-        """Begin the reads that the commit needs; on a store whose requests do not wait, the commit does them."""
+        """Begin the reads that the commit needs."""
         assert self._draft is not None, "set by `sealing`"
         state = self._draft.state
 
         def read_before() -> RollbackTarget:
             return read_rollback_target(self._store, state) if state.snapshot else None
 
-        same = self._stack.enter_context(Ahead(self._store, self._verify_same))
-        before = self._stack.enter_context(Ahead(self._store, read_before))
+        same = self._stack.enter_context(self._store.begin(self._verify_same))
+        before = self._stack.enter_context(self._store.begin(read_before))
         self._before_commit = same, before
 
     def _make_unknown(self, error: RankError) -> CommitUnknown:
@@ -458,12 +457,12 @@ class Transaction:
                 name=snapshot.name,
             ) from error
         # The commit is done. The rest is cleanup, which later saves and collectors do if this fails.
-        run_together(self._store, [self._merge_index, self._lease.forget])
+        self._store.run_together([self._merge_index, self._lease.forget])
 
     def _merge_index(self) -> None:
         store = self._store
         with suppress(StoreError, Corrupt):
-            if count_requests_at_once(store) == 1:
+            if store.traits.cheap_listings:
                 merge_tiers(store)
             elif plan := plan_merge(self._repo.index.listed):
                 # Without another listing. If two processes merge the same fragments, both write the same one; what
@@ -475,7 +474,7 @@ class Transaction:
     ) -> None:
         with suppress(LeaseLost):
             # Again: the store may have vanished while the record was being created.
-            run_together(self._store, [self._verify_same, lease.release])
+            self._store.run_together([self._verify_same, lease.release])
             return
         # Fenced: collectors no longer wait for this save, so what they have marked counts as deleted.
         used = frozenset(iter_needed(self._store, snapshot))

@@ -23,7 +23,6 @@ from holdfast.errors import (
     Unsupported,
 )
 from holdfast.json_text import EncodedJson, Json, canonical_json
-from holdfast.objects.ahead import Ahead
 from holdfast.objects.protocol import ObjectInfo
 from holdfast.progress import Progress, Silent
 from holdfast.repo.engine import Engine
@@ -55,7 +54,7 @@ from holdfast.repo.write.deltas import DeltaEncoder
 from holdfast.repo.write.encoding import ChunkEncoder
 from holdfast.repo.write.existing import ExistingChunks, is_whole, list_names, read_base, read_bases
 from holdfast.repo.write.fill import Filler, Hasher
-from holdfast.repo.write.shares import share_budget
+from holdfast.repo.write.shares import plan_shares
 from holdfast.repo.write.transaction import (
     CommitPhase,
     Draft,
@@ -214,7 +213,7 @@ def make_hasher(repo: Repository, compression: Compression = "default") -> Itera
     """Yield a hasher with threads and memory for one save."""
     verify_compression(compression)
     choice = repo.compression if compression == "default" else compression
-    shares = share_budget(repo.store, repo.budget_bytes)
+    shares = plan_shares(repo.store.traits, repo.budget_bytes)
     with Engine("holdfast-hash", budget_bytes=shares.hash_bytes, waits=False) as engine:
         yield Hasher(
             engine,
@@ -289,7 +288,7 @@ def _prepare(repo: Repository, request: Request, ranks: Ranks, hasher: Hasher) -
 
 def _read_name(repo: Repository, name: str) -> _NameFacts:
     """Read the state of a name and the store's config at the same time."""
-    with Ahead(repo.store, partial(_read_listed_name, repo, name)) as read:
+    with repo.store.begin(partial(_read_listed_name, repo, name)) as read:
         config = repo.read_same()
         state, listed = read.result()
     return _NameFacts(state, listed, config)
@@ -360,7 +359,7 @@ def _write(job: _Job, transaction: Transaction, progress: Progress) -> SaveResul
     )
     progress.begin(f"save {request.name}", job.own_bytes)
     try:
-        with Ahead(job.repo.store, partial(_read_bases, job)) as bases, transaction:
+        with job.repo.store.begin(partial(_read_bases, job)) as bases, transaction:
             with transaction.sealing(content):
                 manifests = bases.result()
                 since_whole = _allow_deltas(job, manifests, transaction.avoid)

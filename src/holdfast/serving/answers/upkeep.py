@@ -10,7 +10,7 @@ from holdfast.errors import BadName, HoldfastError
 from holdfast.json_text import Json
 from holdfast.mirror.retention import keep_unmirrored
 from holdfast.objects.protocol import ObjectStore
-from holdfast.objects.request_tally import CountingStore, RequestCount, RequestKind
+from holdfast.objects.request_tally import RequestCount, RequestKind
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.marks import read_bad_packs, read_marks
 from holdfast.repo.names.roots import read_leases
@@ -88,16 +88,11 @@ def parse_keep(request: ApiRequest) -> Keep:
         raise BadName(str(error)) from error
 
 
-def count_requests(store: ObjectStore) -> Mapping[RequestKind, RequestCount]:
-    """Return the requests that a handle on an object store has made so far; nothing for a store without a server."""
-    return store.request_tally.read() if isinstance(store, CountingStore) else {}
-
-
 def describe_requests(
     store: ObjectStore, before: Mapping[RequestKind, RequestCount], since_s: float
 ) -> dict[str, Json] | None:
     """Return the requests since some were counted, by kind; None for a store without a server."""
-    counts = count_requests(store)
+    counts = store.count_requests()
     if not counts:
         return None
     nothing = RequestCount()

@@ -17,8 +17,8 @@ from holdfast.tensors.spec import TensorSpec
 Item = TypeVar("Item")
 _READ_AT_ONCE: Final = 1024
 """How many small tensors are read at a time; each has an entry, a chunk and a buffer in memory."""
-_REQUESTED_AT_ONCE: Final = 8192
-"""The same for a server: each batch waits for it once."""
+_SMALL_BYTES: Final = 8 << 10
+"""A small tensor has about so many bytes, where more of them are read at a time because each batch waits once."""
 
 EntriesOfSpec = tuple[TensorSpec, list[int]]
 """A spec, and the numbers of entries that have it."""
@@ -57,11 +57,7 @@ def read_to_memory(reader: SnapshotReader, entry: Entry, start: int, memory: tor
     """Fill a tensor of bytes, on any device, with the bytes of an entry from `start` on."""
     staged = memory if memory.device == CPU else new_memory(memory.numel(), CPU)
     buffer = view_bytes(staged)
-    # For a small tensor, reading here is faster than waking up a thread.
-    if len(entry.chunks) == 1 and not reader.is_distant:
-        buffer[:] = reader.read_chunk(entry, 0)[start : start + buffer.nbytes]
-    else:
-        reader.read_into(entry, start, buffer)
+    reader.read_small(entry, start, buffer)
     if staged is not memory:
         memory.copy_(staged)
 
@@ -83,7 +79,7 @@ def iter_batches(items: Iterable[Item], measure: Callable[[Item], int], limit_by
 
 def find_batch_count(reader: SnapshotReader) -> int:
     """Return how many small tensors to read at a time."""
-    return _REQUESTED_AT_ONCE if reader.is_distant else _READ_AT_ONCE
+    return max(_READ_AT_ONCE, reader.ahead_bytes // _SMALL_BYTES)
 
 
 class SmallTensors:

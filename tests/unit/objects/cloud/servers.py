@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from holdfast.objects.cloud.cloud_store import CloudStore
 from holdfast.objects.cloud.place import parse_place
+from holdfast.objects.disk_cache import DiskCache
 from tests.kit.s3_server import BUCKET, S3Server
 
 QUICK: Final[dict[str, Any]] = {
@@ -16,10 +17,11 @@ QUICK: Final[dict[str, Any]] = {
 }
 
 
-def open_cloud(server: S3Server, prefix: str = "store", **more: Any) -> CloudStore:
+def open_cloud(server: S3Server, prefix: str = "store", *, cache: DiskCache | None = None, **more: Any) -> CloudStore:
     """Open a store below a prefix of the server's bucket, as if it were far; an option that is None is left out."""
     options = {**server.options, "retry_config": QUICK, **more.pop("options", {})}
     options = {name: value for name, value in options.items() if value is not None}
     store = CloudStore(parse_place(f"s3://{BUCKET}/{prefix}"), options=options, **more)
     store.near_s = 0.0
+    store.use_cache(cache)
     return store

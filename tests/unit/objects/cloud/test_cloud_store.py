@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import Corrupt, NotFound, ObjectExists, StoreError
-from holdfast.objects.listing import iter_objects
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.settle import commit_settled, create_settled
 from holdfast.testing.store_contract import StoreContract
@@ -133,7 +132,7 @@ def test_a_single_writer_may_use_a_server_that_ignores_conditions_and_is_told(
     store.create("config/0", b"x")
 
     assert store.read("config/0", limit_bytes=1) == b"x"
-    assert not store.traits.exclusive_create
+    assert store.is_exclusive is False
     assert "only one writer is safe" in caplog.text
 
 
@@ -154,7 +153,7 @@ def test_a_server_that_honours_conditions_is_exclusive_for_a_single_writer_too(s
 
     store.create("config/0", b"x")
 
-    assert store.traits.exclusive_create
+    assert store.is_exclusive
 
 
 def test_conditions_are_tested_once(server: S3Server) -> None:
@@ -263,7 +262,7 @@ def test_a_whole_listing_takes_one_request_for_a_thousand_objects(server: S3Serv
         store.create(f"snapshots/name-{number:02}/0", b"x")
     server.requests.clear()
 
-    keys = [info.key for info in iter_objects(store, "snapshots/")]
+    keys = [info.key for info in store.iter_objects("snapshots/")]
 
     assert keys == [f"snapshots/name-{number:02}/0" for number in range(30)]
     assert server.count("LIST") == 1

@@ -19,7 +19,6 @@ from holdfast.objects.local.block_io import BLOCK_BYTES
 from holdfast.objects.local.files import PosixFiles
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.local.upload import LocalUpload
-from holdfast.objects.protocol import BlockUpload
 from tests.kit.scripted_files import Scripted, fail, found_below, open_descriptors, ready_store
 
 SIZE = 64 * PAGE_BYTES
@@ -80,11 +79,6 @@ def append_blocks(upload: LocalUpload, blocks: Iterable[LentBlock]) -> None:
 
 def read(root: Path) -> bytes:
     return (root / "packs/one").read_bytes()
-
-
-def test_an_upload_to_a_directory_takes_blocks(tmp_path: Path) -> None:
-    with LocalStore(tmp_path).upload("packs/one") as upload:
-        assert isinstance(upload, BlockUpload)
 
 
 def test_whole_pages_are_written_without_a_copy(tmp_path: Path, lender: Lender, copied: list[int]) -> None:

@@ -40,7 +40,7 @@ def test_files_are_as_open_to_others_as_the_umask_says(tmp_path: Path) -> None:
 def test_opening_and_reading_create_nothing(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "a" / "store")
     assert store.list("") == []
-    assert store.traits.exclusive_create
+    assert store.traits.durable
     assert store.find_free_bytes() is not None
     store.delete("packs/one")
     with pytest.raises(NotFound):
@@ -50,7 +50,7 @@ def test_opening_and_reading_create_nothing(tmp_path: Path) -> None:
 
 def test_a_read_only_store_is_not_even_probed(tmp_path: Path) -> None:
     files = Scripted()
-    assert LocalStore(tmp_path, read_only=True, files=files).traits.exclusive_create
+    assert LocalStore(tmp_path, read_only=True, files=files).traits.durable
     assert files.counts["create_file"] == 0
 
 

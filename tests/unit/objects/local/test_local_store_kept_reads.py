@@ -13,7 +13,6 @@ from holdfast.errors import Corrupt, NotFound, StoreError
 from holdfast.objects.local.block_io import DIRECT_BYTES
 from holdfast.objects.local.files import PosixFiles
 from holdfast.objects.local.local_store import LocalStore
-from holdfast.objects.protocol import KeepingStore
 from tests.kit.scripted_files import open_descriptors
 
 SIZE = 2 * DIRECT_BYTES
@@ -71,10 +70,6 @@ def read_all(store: LocalStore, *, piece_bytes: int = DIRECT_BYTES) -> None:
                 target = bytearray(piece_bytes)
                 read_into(key, start, memoryview(target))
                 assert target == data[start : start + piece_bytes]
-
-
-def test_a_directory_can_keep_what_is_read(tmp_path: Path) -> None:
-    assert isinstance(LocalStore(tmp_path), KeepingStore)
 
 
 def test_a_run_goes_through_the_page_cache_and_opens_each_file_once(root: Path) -> None:

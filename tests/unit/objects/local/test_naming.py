@@ -78,7 +78,6 @@ def test_without_hard_links_files_are_renamed_without_replacement(tmp_path: Path
     store.create("packs/one", b"first")
     with pytest.raises(ObjectExists):
         store.create("packs/one", b"second")
-    assert store.traits.exclusive_create
     assert found_below(tmp_path) == ["packs/one"]
 
 
@@ -87,13 +86,11 @@ def test_the_probe_is_made_once(tmp_path: Path) -> None:
     store = ready_store(tmp_path, files)
     assert files.counts["link"] == 1
     store.create("packs/one", b"")
-    assert store.traits.exclusive_create
     assert files.counts["link"] == 1
 
 
 def test_with_neither_link_nor_rename_without_replacement_writing_is_refused(tmp_path: Path) -> None:
     store = LocalStore(tmp_path, files=no_naming())
-    assert not store.traits.exclusive_create
     with pytest.raises(StoreError, match="single_writer=True") as caught:
         store.create("packs/one", b"data")
     assert caught.value.fate == "absent"
@@ -107,7 +104,6 @@ def test_a_single_writer_may_check_and_then_rename(tmp_path: Path) -> None:
     store.create("packs/one", b"first")
     with pytest.raises(ObjectExists):
         store.create("packs/one", b"second")
-    assert not store.traits.exclusive_create
     assert found_below(tmp_path) == ["packs/one"]
 
 

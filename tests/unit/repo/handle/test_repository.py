@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from holdfast.repo.names.generations import create_generation, read_newest
 from tests.faults.unsynced import UnsyncedFiles
 from tests.kit.rounds import count_rounds
 from tests.kit.saving import keys, load_bytes, new_repo, noise, save_bytes, snapshot_of
+from tests.kit.waiting_store import let_wait
 
 
 def test_opening_nothing_is_refused_with_the_next_step(store: MemoryStore) -> None:
@@ -138,7 +138,7 @@ class Bucket(MemoryStore):
 
     @property
     def traits(self) -> StoreTraits:
-        return replace(super().traits, requests_at_once=8)
+        return let_wait(super().traits, 8)
 
 
 def test_the_config_that_a_handle_has_seen_is_only_listed_again() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import Corrupt, DigestMismatch, NotFound
-from holdfast.objects.disk_cache import DiskCache, ReadCacheStatistics, attach_cache
+from holdfast.objects.disk_cache import DiskCache, ReadCacheStatistics
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
 from holdfast.repo.read.reader import Verify, is_readable, open_snapshot
@@ -36,7 +36,7 @@ def directory(tmp_path: Path) -> str:
 
 def open_cached(server: S3Server, directory: str) -> Repository:
     """Open a new handle, as another process would."""
-    return new_repo(attach_cache(open_cloud(server), DiskCache(directory)))
+    return new_repo(open_cloud(server, cache=DiskCache(directory)))
 
 
 def load(repo: Repository, name: str = "a", verify: Verify = "full") -> dict[str, bytes]:

@@ -111,13 +111,13 @@ def test_at_least_32_requests_are_in_flight(filled: S3Server) -> None:
 def test_fewer_requests_are_in_flight_to_a_server_that_answers_fast(filled: S3Server) -> None:
     store = open_counted(filled, waits=False)
     repo = open_repository(store)
-    assert store.reads_at_once == REQUESTS_AT_ONCE
+    assert store.traits.reads_at_once == REQUESTS_AT_ONCE
     store.near_s = math.inf
 
     found = load_all(repo, "many")
 
     assert found == MANY
-    assert store.most <= store.reads_at_once == 16
+    assert store.most <= store.traits.reads_at_once == 16
 
 
 def load_all(repo: Repository, name: str) -> dict[str, bytes]:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from holdfast.objects.together import BulkStore
 from holdfast.repo.format.layout import LEASES, MANIFESTS, MARKS, PACKS, SNAPSHOTS, split_generation
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import delete_snapshot
@@ -20,8 +19,6 @@ from tests.kit.waiting_store import WaitingStore
 class Bulk(WaitingStore):
     """Remembers which objects each request deleted."""
 
-    delete_limit = 1000
-
     def __init__(self) -> None:
         super().__init__()
         self.deleted: list[list[str]] = []
@@ -31,7 +28,7 @@ class Bulk(WaitingStore):
         super().delete(key)
 
     def delete_many(self, keys: Sequence[str]) -> None:
-        self.deleted.append(list(keys))
+        self.deleted += [list(keys)] if keys else []
         for key in keys:
             super().delete(key)
 
@@ -48,7 +45,6 @@ def store() -> Bulk:
 
 @pytest.fixture
 def repo(store: Bulk) -> Repository:
-    assert isinstance(store, BulkStore)
     return new_repo(store)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from holdfast.json_text import Json
-from holdfast.objects.listing import iter_objects
 from holdfast.objects.memory import MemoryStore, VirtualClock
 from holdfast.repo.format.layout import MANIFESTS, MARKS, MAX_GENERATION, PACKS, manifest_key, pack_key
 from holdfast.repo.format.record import MAX_RECORD_BYTES, encode_record
@@ -33,7 +32,7 @@ OTHER_ID = "b" * 24
 def test_a_published_mark_is_read_by_writers_and_collectors(store: MemoryStore, clock: VirtualClock) -> None:
     store.create(pack_key(PACK_ID), b"dead")
     clock.advance(5)
-    stem = publish_mark(store, list(iter_objects(store, PACKS)))
+    stem = publish_mark(store, list(store.iter_objects(PACKS)))
     (mark,) = iter_marks(store)
     assert (mark.stem, mark.keys, mark.published_s) == (stem, (pack_key(PACK_ID),), store.clock())
     assert read_marked(store) == {pack_key(PACK_ID)}
@@ -44,7 +43,7 @@ def test_more_files_than_fit_into_one_mark_need_several(store: MemoryStore, monk
     dead = {f"{PACKS}{'0' * 24}-{number:016x}" for number in range(5)}
     for key in dead:
         store.create(key, b"dead")
-    stems = publish_marks(store, list(iter_objects(store, PACKS)))
+    stems = publish_marks(store, list(store.iter_objects(PACKS)))
     assert sorted(len(mark.keys) for mark in iter_marks(store)) == [1, 2, 2]
     assert {mark.stem for mark in iter_marks(store)} == set(stems)
     assert read_marked(store) == dead
@@ -105,10 +104,10 @@ HOSTILE: list[Json] = [
 @pytest.mark.parametrize("key", HOSTILE, ids=lambda key: repr(key[:30]))
 def test_a_mark_cannot_make_a_collector_delete_anything_but_packs_and_manifests(repo: Repository, key: str) -> None:
     save_bytes(repo, "a", {"x": noise(2000)})
-    before = {info.key for info in iter_objects(repo.store, "")}
+    before = {info.key for info in repo.store.iter_objects("")}
     put_mark(repo.store, [key])
     outcome = collect_now(repo.store)
-    assert {info.key for info in iter_objects(repo.store, "")} == before
+    assert {info.key for info in repo.store.iter_objects("")} == before
     assert (outcome.deleted, outcome.pending_marks) == (0, 0)
 
 

@@ -35,9 +35,7 @@ def transfer(source: Repository, repo: Repository) -> Iterator[Transfer]:
         SnapshotReader(source, snapshot_of(source, "a")) as reader,
         Engine("test", budget_bytes=16 << 20, waits=True) as engine,
     ):
-        yield Transfer(
-            reader, ExistingChunks(repo, [], avoid=frozenset()), transaction.packer, engine, Stores(source.store)
-        )
+        yield Transfer(reader, ExistingChunks(repo, [], avoid=frozenset()), transaction.packer, engine, Stores())
 
 
 def entries_of(source: Repository) -> list[Entry]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.objects.listing import iter_objects
 from holdfast.repo.format.layout import MANIFESTS, PACKS
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.roots import read_live
@@ -19,7 +18,7 @@ def usage_of(repo: Repository) -> Usage:
 
 
 def taken(repo: Repository) -> int:
-    return sum(info.size_bytes for prefix in (PACKS, MANIFESTS) for info in iter_objects(repo.store, prefix))
+    return sum(info.size_bytes for prefix in (PACKS, MANIFESTS) for info in repo.store.iter_objects(prefix))
 
 
 def test_an_empty_store_takes_nothing(repo: Repository) -> None:

@@ -23,6 +23,7 @@ from holdfast.repo.write.shares import plan_shares
 from holdfast.testing.faults import Fault, FaultyStore
 from tests.kit.patience import PATIENCE_S
 from tests.kit.saving import keys, load_bytes, noise, save_bytes
+from tests.kit.waiting_store import let_wait
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ class Bucket(MemoryStore):
 
     @property
     def traits(self) -> StoreTraits:
-        return replace(super().traits, upload_bytes=64 * MIB, requests_at_once=8, checked_uploads=True)
+        return replace(let_wait(super().traits, 8), upload_bytes=64 * MIB, checked_uploads=True)
 
     def upload(self, key: str) -> Upload:  # type: ignore[override]  # any upload will do
         self._numbers[key] = len(self._numbers)
@@ -155,7 +156,7 @@ class Bucket(MemoryStore):
             self.commits -= 1
 
 
-class _HeldUpload:
+class _HeldUpload(Upload):
     def __init__(self, inner: Upload, key: str, bucket: Bucket) -> None:
         self._inner, self._key, self._bucket = inner, key, bucket
         self._size = 0
@@ -178,12 +179,6 @@ class _HeldUpload:
         self._inner.abort()
         self._bucket.hold_bytes(-self._size)
         self._size = 0
-
-    def __enter__(self) -> _HeldUpload:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.abort()
 
 
 def open_bucket(bucket: Bucket) -> Repository:

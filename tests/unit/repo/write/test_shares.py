@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 import pytest
 
-from holdfast.objects.local.local_store import LocalStore
-from holdfast.objects.local.naming import FileNamer
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES, MIN_BUDGET_BYTES
-from holdfast.repo.write.shares import Shares, plan_shares, share_budget
-from tests.kit.hooking import forbidden
+from holdfast.repo.write.shares import Shares, plan_shares
 
 MIB: Final = 1 << 20
 BUCKET: Final = replace(MemoryStore().traits, upload_bytes=64 * MIB, requests_at_once=64)
@@ -45,10 +41,4 @@ def test_a_larger_budget_has_more_packs_in_flight_not_larger_ones() -> None:
 
 def test_a_store_that_writes_while_it_is_appended_to_needs_no_room_for_packs() -> None:
     shares = plan_shares(MemoryStore().traits, DEFAULT_BUDGET_BYTES)
-    assert shares == share_budget(MemoryStore(), DEFAULT_BUDGET_BYTES)
     assert shares == Shares(DEFAULT_BUDGET_BYTES // 2, batch_bytes=8 * MIB, staged_bytes=4 * MIB)
-
-
-def test_a_directory_is_not_tested_by_writing_before_a_save_knows_that_it_writes(tmp_path: Path) -> None:
-    with forbidden(FileNamer, "read_naming"):
-        share_budget(LocalStore(tmp_path), DEFAULT_BUDGET_BYTES)

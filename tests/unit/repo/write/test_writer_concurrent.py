@@ -5,10 +5,8 @@ from __future__ import annotations
 import threading
 import tracemalloc
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 import pytest
-from typing_extensions import Self
 
 from holdfast.digest import Buffer
 from holdfast.errors import HoldfastError, LeaseLost, NameInUse, SourceChanged
@@ -214,7 +212,7 @@ class Forgetting(MemoryStore):
         return _Void(super().create, key)
 
 
-class _Void:
+class _Void(Upload):
     def __init__(self, create: Callable[[str, bytes], None], key: str) -> None:
         self._create = create
         self._key = key
@@ -227,14 +225,6 @@ class _Void:
         self._create(self._key, b"")
 
     def abort(self) -> None:
-        return
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
         return
 
 

@@ -16,7 +16,6 @@ from holdfast.repo.write.transaction import Transaction
 from holdfast.serving.answers.ledger import LedgerReader
 from holdfast.serving.answers.upkeep import (
     PlannedPrune,
-    count_requests,
     describe_activity,
     describe_prune,
     describe_requests,
@@ -114,7 +113,7 @@ def test_requests_to_an_object_store_are_counted_since_the_server_started() -> N
         store = open_cloud(server)
         made = new_repo(store)
         save_bytes(made, "a", {"x": COMMON})
-        before, seen = count_requests(store), len(server.requests)
+        before, seen = store.count_requests(), len(server.requests)
         describe_activity(made)
         found = describe_requests(store, before, 1e9)
         later = server.requests[seen:]
@@ -130,7 +129,7 @@ def test_requests_to_an_object_store_are_counted_since_the_server_started() -> N
 
 
 def test_a_store_without_a_server_has_no_requests(repo: Repository) -> None:
-    assert describe_requests(repo.store, count_requests(repo.store), 1e9) is None
+    assert describe_requests(repo.store, repo.store.count_requests(), 1e9) is None
 
 
 @pytest.mark.parametrize("read", [True, False])

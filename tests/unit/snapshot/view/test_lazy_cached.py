@@ -10,7 +10,7 @@ import torch
 
 from holdfast.errors import Corrupt
 from holdfast.facade import Store
-from holdfast.objects.disk_cache import DiskCache, attach_cache
+from holdfast.objects.disk_cache import DiskCache
 from tests.kit.s3_server import S3Server, serve_s3
 from tests.kit.saving import only_pack, rot
 from tests.unit.objects.cloud.servers import open_cloud
@@ -27,7 +27,7 @@ def server() -> Iterator[S3Server]:
 
 
 def open_cached(server: S3Server, tmp_path: Path) -> Store:
-    return Store(attach_cache(open_cloud(server), DiskCache(str(tmp_path / "cache"))))
+    return Store(open_cloud(server, cache=DiskCache(str(tmp_path / "cache"))))
 
 
 def test_one_small_tensor_is_downloaded_once(server: S3Server, tmp_path: Path) -> None:
