@@ -60,9 +60,10 @@ class StoreIdentity:
         """Return the config that the store has now, like `config.read_config`.
 
         A listing shows that the record which was read last is still the newest and unchanged: no record is ever
-        replaced, and if the store was deleted and created again, its record has another version.
+        replaced, and if the store was deleted and created again, its record has another version. If listings may be
+        stale, the record is read.
         """
-        if self._seen is None:
+        if self._seen is None or store.traits.stale_listings:
             return self._read_anew(store, likely=_LIKELY_CONFIGS)
         listed = _list_configs(store)
         if listed and listed[-1] == self._seen[0]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -141,8 +142,26 @@ class Bucket(MemoryStore):
         return let_wait(super().traits, 8)
 
 
-def test_the_config_that_a_handle_has_seen_is_only_listed_again() -> None:
-    store = Bucket()
+class Stale(MemoryStore):
+    """A store in a directory whose listings this host caches."""
+
+    @property
+    def traits(self) -> StoreTraits:
+        return replace(super().traits, stale_listings=True)
+
+
+def test_the_config_is_read_each_time_if_listings_may_be_stale() -> None:
+    store = Stale()
+    init_repository(store)
+    repo = open_repository(store)
+    with count_rounds(MemoryStore, "read") as rounds:
+        repo.verify_same()
+        repo.verify_same()
+    assert len(rounds.requests) == 2
+
+
+@pytest.mark.parametrize("store", [MemoryStore(), Bucket()], ids=["at once", "waiting"])
+def test_the_config_that_a_handle_has_seen_is_only_listed_again(store: MemoryStore) -> None:
     init_repository(store)
     repo = open_repository(store)
     with count_rounds(MemoryStore, "read") as rounds:
