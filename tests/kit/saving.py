@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from itertools import chain, repeat
 from typing import TypedDict
 
@@ -16,7 +14,7 @@ from holdfast.digest import Buffer, Digest, fingerprint, hash_bytes
 from holdfast.errors import StoreError
 from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
-from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore, StoreTraits, Upload
+from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.chunk import RAW, ChunkRef, Location
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import (
@@ -35,6 +33,7 @@ from holdfast.repo.names.snapshots import CommittedSnapshot, read_snapshot
 from holdfast.repo.read.reader import SnapshotReader
 from holdfast.repo.upkeep.findings import Finding
 from holdfast.repo.write.writer import Request, SaveResult, save
+from holdfast.testing.faults import FaultyStore
 
 MIB = 1 << 20
 PACK_ID = f"{'0' * 24}-{'0' * 16}"
@@ -164,14 +163,14 @@ def snapshot_of(repo: Repository, name: str) -> CommittedSnapshot:
     return read_snapshot(repo.store, name)
 
 
-class Watched(ObjectStore):
+class Watched(FaultyStore):
     """Forwards everything, counts reads, and fails reads of the given keys."""
 
     def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
         self.inner = inner
         self.reads: list[tuple[str, int, int]] = []
         self.failing: set[str] = set()
-        self._lock = threading.Lock()
 
     def _meet(self, key: str, start: int, size: int) -> None:
         with self._lock:
@@ -179,54 +178,13 @@ class Watched(ObjectStore):
         if key in self.failing:
             raise StoreError(f"input/output error on {key}", key=key)
 
-    @property
-    def url(self) -> str:
-        return self.inner.url
-
-    @property
-    def traits(self) -> StoreTraits:
-        return self.inner.traits
-
-    def prepare(self, prefixes: Sequence[str]) -> None:
-        self.inner.prepare(prefixes)
-
-    def hold(self, *, exclusive: bool) -> AbstractContextManager[bool]:
-        return self.inner.hold(exclusive=exclusive)
-
-    def remove_debris(self, *, older_than_s: float) -> int:
-        return self.inner.remove_debris(older_than_s=older_than_s)
-
-    def sync(self, prefix: str) -> None:
-        self.inner.sync(prefix)
-
-    def create(self, key: str, data: Buffer, *, durable: bool = True) -> None:
-        self.inner.create(key, data, durable=durable)
-
-    def upload(self, key: str) -> Upload:
-        return self.inner.upload(key)
-
     def read(self, key: str, *, limit_bytes: int) -> bytes:
         self._meet(key, 0, -1)
-        return self.inner.read(key, limit_bytes=limit_bytes)
+        return super().read(key, limit_bytes=limit_bytes)
 
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
         self._meet(key, start, buffer.nbytes)
-        self.inner.read_into(key, start, buffer)
-
-    def list(self, prefix: str, *, after: str = "", limit: int = PAGE_LIMIT) -> list[ObjectInfo]:
-        return self.inner.list(prefix, after=after, limit=limit)
-
-    def delete(self, key: str) -> None:
-        self.inner.delete(key)
-
-    def stat(self, key: str) -> ObjectInfo:
-        return self.inner.stat(key)
-
-    def clock(self) -> float:
-        return self.inner.clock()
-
-    def find_free_bytes(self) -> int | None:
-        return self.inner.find_free_bytes()
+        super().read_into(key, start, buffer)
 
 
 class Meanwhile(Watched):
