@@ -142,7 +142,11 @@ class ModuleHooks:
         self._handles.append(InstalledHook(point.fqn or "the model", point.module, "_forward_hooks", handle))
 
     def receive_tapped(self, module_index: int, position: int, tensor: torch.Tensor, *, is_grad: bool) -> None:
-        """Observe a tensor that a tap received; see `TapReceiver.receive_tapped`."""
+        """Observe a tensor that a tap received: an output of a module, or its gradient.
+
+        `module_index` is the number of the module in the order in which they were tapped. `position` is the index of
+        the tensor among the module's outputs; -1 if it is the only one.
+        """
         observer, point = self._observer, self._tapped[module_index]
         if not self.is_on:
             return
@@ -389,18 +393,6 @@ class _CompiledCall:
             self._module._compiled_call_impl = self._inner
 
 
-class TapReceiver(Protocol):
-    """A recording that receives the tensors of taps."""
-
-    def receive_tapped(self, module_index: int, position: int, tensor: torch.Tensor, *, is_grad: bool) -> None:
-        """Receive an output of a module, or its gradient.
-
-        `module_index` is the number of the module in the order in which the receiver tapped them.
-
-        `position` is the index of the tensor among the module's outputs; -1 if it is the only one.
-        """
-
-
 class Taps:
     """The recordings that receive tensors, by number: compiled code outlives the recording it was compiled in.
 
@@ -409,11 +401,11 @@ class Taps:
 
     def __init__(self) -> None:
         """Register the operations with torch."""
-        self._receivers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._receivers: weakref.WeakValueDictionary[int, ModuleHooks] = weakref.WeakValueDictionary()
         self._count = 0
         self.tap = _define(self._deliver)
 
-    def register(self, receiver: TapReceiver) -> int:
+    def register(self, receiver: ModuleHooks) -> int:
         """Return a number by which taps find this receiver while it is alive."""
         self._count += 1
         self._receivers[self._count] = receiver
