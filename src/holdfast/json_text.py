@@ -224,3 +224,13 @@ def _parse_finite(text: str) -> float:
 
 
 _DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_parse_finite)
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is an integer or a float; True and False are neither."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def describe_number(value: Json) -> Json:
+    """Return a number for JSON, which has no infinity and no NaN: these as texts."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 from holdfast.diff.changes import Change, Diff, Distance
-from holdfast.json_text import Json
+from holdfast.json_text import Json, describe_number
 
 
 def describe_diff(diff: Diff) -> dict[str, Json]:
@@ -50,15 +48,10 @@ def _describe_distance(distance: Distance) -> dict[str, Json]:
         "unit": distance.unit,
         "total": distance.total,
         "mismatches": distance.mismatches,
-        "max_abs": _describe_number(distance.max_abs),
+        "max_abs": describe_number(distance.max_abs),
         "at": None if distance.at is None else list(distance.at),
-        "relative_l2": _describe_number(distance.relative_l2),
-        "cosine": _describe_number(distance.cosine),
+        "relative_l2": describe_number(distance.relative_l2),
+        "cosine": describe_number(distance.cosine),
         "nan": list(distance.nan),
         "inf": list(distance.inf),
     }
-
-
-def _describe_number(value: float | None) -> Json:
-    # JSON has no infinity.
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -16,6 +16,7 @@ from holdfast.distributed.checkpoint.training import RankRng, TrainingState, tra
 from holdfast.errors import Mismatch, Unsupported
 from holdfast.facade import Store
 from holdfast.integrations.missing import RequiredLibrary
+from holdfast.json_text import is_number
 from holdfast.snapshot.view.lazy import Snapshot
 from holdfast.tensors.sharding.sharded import PerRank, per_rank
 
@@ -324,12 +325,8 @@ def _find_metrics(state: Any) -> dict[str, float]:
     entries = takewhile(lambda entry: entry.get("step") == state.global_step, reversed(state.log_history))
     logged: dict[str, float] = {}
     for entry in entries:
-        logged = {name: value for name, value in entry.items() if name != "step" and _is_number(value)} | logged
+        logged = {name: value for name, value in entry.items() if name != "step" and is_number(value)} | logged
     return logged
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_nothing_in_a_store(wanted: object) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from holdfast.errors import BadExpression
+from holdfast.json_text import is_number
 from holdfast.query.globs import Glob
 from holdfast.query.tokens import Literals, Reader, Token, make_mistake, parse_date
 
@@ -273,7 +274,7 @@ class _Parser:
             if time_s is None:
                 raise self._fail(f"{value[:40]!r} is not a date; write 2026-11-17 or 2026-11-17T14:30", token)
             return LiteralValue(time_s)
-        if field in NUMBERS and not _is_number(value):
+        if field in NUMBERS and not is_number(value):
             raise self._fail(f"{field} is a number; compare it with one, such as {_EXAMPLES.get(field, '8')}", token)
         if field in TEXTS and not isinstance(value, str):
             raise self._fail(f"{field} is a text; write the value in quotation marks", token)
@@ -298,10 +299,6 @@ class _Parser:
 
 
 _EXAMPLES: Final = {"age": "2d", "created": "2026-11-17", "size": "1GiB"}
-
-
-def _is_number(value: Literals) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _negate(condition: Condition, *, is_negated: bool) -> Condition:

@@ -11,12 +11,11 @@ from typing import Final
 from holdfast.diff.facts import LeafFacts
 from holdfast.diff.movement import FindGroup, MeasuredBytes, PairMovement, iter_movement
 from holdfast.errors import BadName
-from holdfast.json_text import Json
+from holdfast.json_text import Json, describe_number
 from holdfast.query.facts import Facts, is_finite
 from holdfast.query.globs import Glob, is_glob
 from holdfast.repo.format.layout import natural_order, split_prefix
 from holdfast.repo.handle.repository import Repository
-from holdfast.serving.answers.snapshots import describe_number
 
 MAX_COMPARED: Final = 128
 DEFAULT_COMPARED: Final = 32

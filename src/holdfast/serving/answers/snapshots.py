@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ from contextlib import suppress
 from typing import Final
 
 from holdfast.errors import BadName, NotFound, SnapshotGone
-from holdfast.json_text import Json
+from holdfast.json_text import Json, describe_number, is_number
 from holdfast.query.described import describe_damage, describe_snapshot
 from holdfast.query.facts import MISSING, Facts, is_finite
 from holdfast.query.globs import Glob, is_glob
@@ -80,18 +79,9 @@ def describe_facts(state: StoreState, facts: Facts) -> dict[str, Json]:
 
 def _iter_numbers(facts: Facts) -> Iterable[tuple[str, Json]]:
     """Yield the metrics of a snapshot, and the numbers in its metadata."""
-    yield from ((name, value) for name, value in facts.iter_metrics() if _is_number(value))
+    yield from ((name, value) for name, value in facts.iter_metrics() if is_number(value))
     metadata = facts.snapshot.metadata.items()
-    yield from ((name, value) for name, value in metadata if _is_number(value) and name != "step")
-
-
-def _is_number(value: Json) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def describe_number(value: Json) -> Json:
-    """Return a number for JSON, which has no infinity and no NaN: these as texts."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    yield from ((name, value) for name, value in metadata if is_number(value) and name != "step")
 
 
 def find_metrics(facts: Iterable[Facts]) -> list[str]:

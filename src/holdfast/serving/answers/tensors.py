@@ -15,8 +15,7 @@ import torch
 from holdfast.capture.stored.events import Stats
 from holdfast.capture.stored.statistics import GrowingHistogram, SpreadTally, StatsTally
 from holdfast.errors import BadName, NotFound, TooLarge
-from holdfast.json_text import Json
-from holdfast.serving.answers.snapshots import describe_number
+from holdfast.json_text import Json, describe_number
 from holdfast.snapshot.view.lazy import LazyTensor, Snapshot
 
 _BLOCK_ITEMS: Final = 1 << 20
