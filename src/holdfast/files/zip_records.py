@@ -17,7 +17,7 @@ ZIP_MAGIC: Final = b"PK\x03\x04"
 PICKLE: Final = "data.pkl"
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
 
-Read = Callable[[int, int], "Buffer"]
+ReadBytes = Callable[[int, int], "Buffer"]
 """Returns the bytes of the archive from one offset to another."""
 Span = tuple[int, int]
 """Where the bytes of a record begin and end."""
@@ -26,7 +26,7 @@ Span = tuple[int, int]
 class _Stream(io.RawIOBase):
     """The archive as a stream, for `zipfile`, which reads as much as the end of the file says the directory has."""
 
-    def __init__(self, read: Read, size_bytes: int, limit_bytes: int) -> None:
+    def __init__(self, read: ReadBytes, size_bytes: int, limit_bytes: int) -> None:
         self._read = read
         self._size_bytes = size_bytes
         self._limit_bytes = limit_bytes
@@ -58,7 +58,9 @@ class _Stream(io.RawIOBase):
         return bytes(data)
 
 
-def find_records(read: Read, size_bytes: int, *, where: str, max_directory_bytes: int | None = None) -> dict[str, Span]:
+def find_records(
+    read: ReadBytes, size_bytes: int, *, where: str, max_directory_bytes: int | None = None
+) -> dict[str, Span]:
     """Return the records by their names, without the folder that torch puts them in.
 
     Raises BadFile if torch.save did not write the archive, or if its directory is longer than `max_directory_bytes`.
@@ -86,7 +88,7 @@ def _is_pickle(name: str) -> bool:
     return name.rpartition("/")[2] == PICKLE and name.count("/") <= 1
 
 
-def _locate(read: Read, size_bytes: int, info: zipfile.ZipInfo, where: str) -> Span:
+def _locate(read: ReadBytes, size_bytes: int, info: zipfile.ZipInfo, where: str) -> Span:
     what = f"{where}: record {info.filename!r}"
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.compress_size != info.file_size:
         raise BadFile(f"{what} is compressed or encrypted, which torch.save never does")
