@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickletools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,6 +16,8 @@ from holdfast.errors import BadFile
 
 MAX_PICKLE_BYTES: Final = 1 << 28
 _MAX_INT_BYTES: Final = 1 << 10
+_MAX_KEY_PARTS: Final = 1000
+"""Of a key: hashing a tuple takes as long as it has parts, and a short pickle can nest one in itself many times."""
 _MARK: Final = object()
 _NUMBERS: Final = ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT")
 _TEXTS: Final = ("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8")
@@ -167,7 +169,9 @@ class _Machine:
         self._stack.append(tuple(self._pop_marked()))
 
     def _do_frozenset(self, _: Any) -> None:
-        self._stack.append(frozenset(self._pop_marked()))
+        items = self._pop_marked()
+        verify_keys(items)
+        self._stack.append(frozenset(items))
 
     def _do_dict(self, _: Any) -> None:
         self._stack.append(_pair_up(self._pop_marked()))
@@ -188,6 +192,7 @@ class _Machine:
         items = self._pop_marked()
         if type(self._top) is not set:
             raise ValueError("items are added to a value that is no set")
+        verify_keys(items)
         self._top.update(items)
 
     def _do_setitem(self, _: Any) -> None:
@@ -256,4 +261,18 @@ class _Machine:
 def _pair_up(flat: list[Any]) -> dict[Any, Any]:
     if len(flat) % 2:
         raise ValueError("a key has no value")
+    verify_keys(flat[::2])
     return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def verify_keys(keys: Iterable[Any]) -> None:
+    """Raise ValueError if it would take long to hash one of these keys of a dict or items of a set."""
+    for key in keys:
+        left, parts = [key], 0
+        while left:
+            part = left.pop()
+            if isinstance(part, tuple):
+                parts += len(part)
+                if parts > _MAX_KEY_PARTS:
+                    raise ValueError("a key has too many parts")
+                left += part

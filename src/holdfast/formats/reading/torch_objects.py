@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 import torch
 
 from holdfast.errors import BadFile, Untrusted
 from holdfast.formats.reading.byte_ranges import ByteReader
-from holdfast.formats.reading.pickle_reader import FindGlobal, Maker
+from holdfast.formats.reading.pickle_reader import FindGlobal, Maker, verify_keys
 from holdfast.formats.reading.placeholders import Placeholders, StoredStorage, TensorForm, make_tensor
 from holdfast.tensors.dtypes import find_dtype, item_bytes
 from holdfast.tensors.spec import give_role
@@ -74,11 +76,11 @@ class TorchObjects:
         self._where = where
         self._storages: dict[str, StoredStorage] = {}
         self._makers = {
-            "collections.OrderedDict": _make_ordered,
+            "collections.OrderedDict": partial(_make_hashed, OrderedDict),
             "collections.defaultdict": self._make_defaultdict,
-            "collections.Counter": lambda args: Counter(*args),
-            "builtins.set": lambda args: set(*args),
-            "builtins.frozenset": lambda args: frozenset(*args),
+            "collections.Counter": partial(_make_hashed, Counter),
+            "builtins.set": partial(_make_hashed, set),
+            "builtins.frozenset": partial(_make_hashed, frozenset),
             "builtins.complex": lambda args: complex(*args),
             "builtins.bytearray": _make_bytearray,
             "builtins.bytes": _make_empty,
@@ -129,7 +131,7 @@ class TorchObjects:
         factories = {"builtins.int": int, "builtins.list": list, "builtins.dict": dict, "builtins.set": set}
         if not args or not isinstance(args[0], Maker) or args[0].name not in factories:
             raise self._refuse("a defaultdict with a factory of its own")
-        return defaultdict(factories[args[0].name], *args[1:])
+        return _make_hashed(partial(defaultdict, factories[args[0].name]), args[1:])
 
     def _make_v2(self, args: tuple[Any, ...]) -> torch.Tensor:
         match args:
@@ -182,8 +184,11 @@ def _refuse_call(args: tuple[Any, ...]) -> object:
     raise ValueError("a class is called that is never called in a file of torch.save")
 
 
-def _make_ordered(args: tuple[Any, ...]) -> object:
-    return OrderedDict(*args)
+def _make_hashed(kind: Callable[..., object], args: tuple[Any, ...]) -> object:
+    """Make a dict of pairs or a set of items; each is a list or tuple, or hashed already."""
+    for item in chain.from_iterable(each for each in args if isinstance(each, list | tuple)):
+        verify_keys(item[:1] if isinstance(item, list) else [item])
+    return kind(*args)
 
 
 def _make_bytes(args: tuple[Any, ...]) -> bytes:

@@ -110,3 +110,21 @@ def test_the_end_of_the_first_pickle_is_found() -> None:
     first = pickle.dumps([1, 2])
 
     assert measure_pickle(first + pickle.dumps("next")) == len(first)
+
+
+# A tuple of two, put into the memo and nested in itself sixty times: 2 ** 60 parts.
+NESTED = b"K\x01" + b"q\x00h\x00\x86" * 60
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x80\x04}" + NESTED + b"K\x01s.",
+        b"\x80\x04\x8f(" + NESTED + b"\x90.",
+        b"\x80\x04(" + NESTED + b"\x91.",
+    ],
+    ids=["dict", "set", "frozenset"],
+)
+def test_a_key_that_takes_long_to_hash_is_refused(data: bytes) -> None:
+    with pytest.raises(BadFile, match="a key has too many parts"):
+        _read(data)
