@@ -12,7 +12,7 @@ from holdfast.objects.local.naming import FileNamer, Naming
 
 def needs_single_writer(folder: Path) -> bool:
     """Tell whether the filesystem of an existing directory has no way to create a name that must be free."""
-    return FileNamer(PosixFiles()).read_naming(os.fspath(folder)) is Naming.CHECKED_RENAME
+    return FileNamer(PosixFiles(os.fspath(folder))).read_naming(os.fspath(folder)) is Naming.CHECKED_RENAME
 
 
 def open_place(root: str | os.PathLike[str], *, read_only: bool = False, files: Files | None = None) -> LocalStore:

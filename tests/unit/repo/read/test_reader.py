@@ -315,13 +315,13 @@ class Stuck(Watched):
         super().__init__(inner)
         self.go_on = threading.Event()
         self.finished = 0
-        self._stuck_at = at
+        self._damaged_at = at
 
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
-        if key == pack_key(self._stuck_at.pack_id) and start == self._stuck_at.offset:
+        if key == pack_key(self._damaged_at.pack_id) and start == self._damaged_at.offset:
             self.go_on.set()
             raise Corrupt("rot", key=key)
-        if key == pack_key(self._stuck_at.pack_id) and start > self._stuck_at.offset:
+        if key == pack_key(self._damaged_at.pack_id) and start > self._damaged_at.offset:
             self.go_on.wait(10)
         super().read_into(key, start, buffer)
         self.finished += 1
