@@ -75,7 +75,7 @@ class TorchObjects:
         self._locate = locate
         self._where = where
         self._storages: dict[str, StoredStorage] = {}
-        self._makers = {
+        self._makers: dict[str, Callable[[tuple[Any, ...]], object]] = {
             "collections.OrderedDict": partial(_make_hashed, OrderedDict),
             "collections.defaultdict": self._make_defaultdict,
             "collections.Counter": partial(_make_hashed, Counter),
