@@ -27,7 +27,7 @@ VERBS: Final = (
     ("check",), ("check", "--read"), ("cat", "good", "config.json"), ("get", "good", "OUT"),
     ("du",), ("tag",), ("tag", "best"), ("doctor",),
     ("follow", "old/", "--timeout", "0s"), ("serve", "--no-browser", "--timeout", "0s"),
-    ("help", "ls"), ("completion", "bash"), ("completion", "--names", ""),
+    ("help", "ls"), ("completion", "bash"),
     ("log",), ("bisect", "old/", "--", "true"),
     ("export", "good", "OUT"), ("verify-export", "FILE", "--against", "good"),
     ("diff", "good", "old/1"), ("cache", "ls"), ("cache", "stat"), ("cache", "clear", "--yes"), ("run", "ls"),
