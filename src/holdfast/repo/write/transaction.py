@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from dataclasses import fields as dataclass_fields
 from enum import Enum
@@ -175,10 +175,10 @@ class Transaction:
                 # While the coordinator waits for other ranks, or for an upload, nothing else would renew the lease.
                 if self._lease is not None and (self._ranks.world_size > 1 or self._store.traits.upload_bytes):
                     stack.enter_context(kept_alive(self._lease))
-                if self._ranks.world_size > 1:
-                    self._ranks.all_gather("share", lambda: self._verify_shared(locks))
+                with self._ranks.gathering("share") if self._ranks.world_size > 1 else nullcontext():
+                    self._verify_shared(locks)
+                    index.result()
                 self.avoid = frozenset(avoid)
-                index.result()
             self._stack = stack.pop_all()
         return self
 
