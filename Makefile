@@ -26,7 +26,7 @@ EXAMPLES := --hypothesis-profile=$(if $(SLOW),ci-slow,ci)
 JOBS := auto
 SHARED := -n $(JOBS) --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup demo test test-slow test-slice device-test gpu-test servers check matrix bench docs site dist
+.PHONY: help setup demo test test-slow test-slice device-test gpu-test servers check matrix mutants bench docs site dist
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ check: $(READY_DOCS) ## format, lint, types, architecture, generated pages, the 
 
 matrix: $(READY_DEV) ## run the core tests with each pair of Python and torch, 5 GB a pair (PAIR=3.10-2.6: that one; ARGS=... for pytest)
 	@$(BIN)/python -m tests.matrix.run $(PAIR) --jobs $(JOBS) $(if $(ARGS),-- $(ARGS))
+
+mutants: $(READY_DEV) ## make small mistakes in the core, and record in tests/mutants/last_run.md which of them no test notices: hours
+	@$(BIN)/python -m tests.mutants.run $(ARGS)
 
 bench: $(READY_BENCH) ## compare with other formats, twenty minutes with two cores (QUICK=1: small sizes, one minute)
 	@$(BIN)/python bench/run.py $(if $(QUICK),--quick)

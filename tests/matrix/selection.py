@@ -32,6 +32,7 @@ LEFT_OUT: Final = {
     "tests/architecture": "reads the source, which is the same everywhere",
     "tests/docs": "reads the pages, which are the same everywhere",
     "tests/matrix": "tests what runs these suites",
+    "tests/mutants": "tests what measures the tests of the core",
     "tests/slow": "tests what runs the slow tests",
     "tests/release": "builds archives, which are the same everywhere",
     "tests/bench": "measures one machine",
