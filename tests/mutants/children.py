@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, NoReturn
 
 import pytest
@@ -169,6 +170,8 @@ def _run_child(job: Job, copy: Path, folder: Path) -> NoReturn:
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.chdir(ROOT)
+        # Processes that `multiprocessing` starts would import the main module again.
+        sys.modules["__main__"] = ModuleType("__main__")
         # Before the folder of the editable install. A compiled module of a mutant must not outlive it.
         sys.path.insert(0, str(copy))
         os.environ |= {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}

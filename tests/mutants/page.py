@@ -26,8 +26,9 @@ or the change makes no difference. Verdicts are written by hand and kept from ru
 The mutants are a random sample; a quarter of it drops a call that syncs, renews, verifies, checks, closes, locks,
 validates or flushes. The tests are those of {", ".join(SUITES)} that are not slow;
 of those that execute the line, the cheapest run, the ones in the file of the module first. Lines that are executed only
-in processes that tests start or fork count as not covered. A mutant has timed out if its tests take many times as long
-as without it, which counts as killed."""
+in processes that tests start or fork are not traced: in `distributed`, a dozen tests of the folder in
+`tests/distributed` run for them, and elsewhere they count as not covered. A mutant has timed out if its tests take many
+times as long as without it, which counts as killed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,8 @@ def run_mutants(mutants: Sequence[Mutant], traced: TestMap, copies: Sequence[Pat
             if mutant.function == "(module)":
                 # Executed by an import, before the first test.
                 found |= traced.find_module_tests(mutant.module)
-            tests = chosen[mutant.key] = choose_tests(found, mutant.module, traced.cpu_seconds, BUDGET_S)
+            tests = choose_tests(found, mutant.module, traced.cpu_seconds, BUDGET_S)
+            chosen[mutant.key] = tests = tests or traced.find_rank_tests(mutant.module)
             row = rows.get(mutant.key)
             if row and (row["outcome"] in ("killed", "timed out") or row["tests"] == _digest_tests(tests)):
                 continue

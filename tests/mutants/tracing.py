@@ -28,6 +28,7 @@ SUITES: Final = (
 _LIMIT_S: Final = 3600.0
 _NO_TESTS: Final = 5
 _MOST_TESTS: Final = 400
+_MOST_RANK_TESTS: Final = 12
 _CASES: Final = 3
 
 
@@ -141,6 +142,13 @@ class TestMap:
         """Return the tests that execute a line of the module, other than by importing it."""
         self.find_tests(module, (0, 0))
         return {test for tests in self._modules[module].values() for test in tests} & self.seconds.keys()
+
+    def find_rank_tests(self, module: str) -> list[str]:
+        """Return some tests that start ranks, quick ones, for code that only ranks execute; they cannot be traced."""
+        folder, _, stem = module.removesuffix(".py").rpartition("/")
+        tests = [name for name in self.seconds if name.startswith(f"tests/{folder}/")]
+        tests.sort(key=lambda name: (stem not in name.partition("::")[0], self.seconds[name], name))
+        return tests[:_MOST_RANK_TESTS]
 
     def measure_coverage(self) -> dict[str, dict[str, int]]:
         """Return for each module what coverage counted: statements, branches, and how many of them were executed."""
