@@ -26,7 +26,11 @@ from tests.matrix.environments import ROOT
 TIMED_OUT: Final = -1
 """The status of a process that was killed because its time was over."""
 _SHARED: Final = Path("/dev/shm")
-_PRELOADED: Final = ("torch", "torch.distributed", "numpy", "blosc2", "obstore", "hypothesis.stateful", "xxhash")
+_PRELOADED: Final = (
+    *("torch", "torch.distributed", "numpy", "blosc2", "obstore", "hypothesis.stateful"),
+    *("_hypothesis_pytestplugin", "pytest_timeout", "xdist.plugin"),
+)
+_NO_PLUGINS: Final = ("cacheprovider", "anyio", "typeguard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +181,7 @@ def _run_child(job: Job, copy: Path, folder: Path) -> NoReturn:
         os.environ |= {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
         sys.dont_write_bytecode = True
         # Plugins of pytest are among the preloaded modules.
-        common = ["-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+        common = ["-q", *(f"-pno:{name}" for name in _NO_PLUGINS), "-W", "ignore::pytest.PytestAssertRewriteWarning"]
         common += ["--hypothesis-profile=ci", "-m", "not slow", f"--basetemp={folder}"]
         recorder = Recorder(folder.with_suffix(".json"))
         status = int(pytest.main([*common, *job.arguments], plugins=[recorder, *job.plugins(copy)]))

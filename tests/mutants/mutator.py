@@ -13,7 +13,7 @@ KINDS: Final = (
     GUARD, "dropped call", "comparison", "condition", "integer", "slice", "and/or", "not", "arithmetic", "raise",
     "return", "default",
 )  # fmt: skip
-_GUARDS: Final = re.compile("sync|renew|verify|check|close|lock|validate|flush")
+_GUARDS: Final = re.compile("(?<!a)sync|renew|verify|check|close|(?<!b)lock|validate|flush")
 _TEXTS: Final = frozenset({"warn", "debug", "info", "warning", "error", "exception", "log"})
 """Functions whose calls only write texts for people."""
 _COMPARISONS: Final[dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]]] = {
