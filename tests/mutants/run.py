@@ -28,7 +28,6 @@ from tests.mutants.tracing import TestMap, choose_tests, digest_files, list_fold
 SEED: Final = 20
 COUNT: Final = 320
 BUDGET_S: Final = 10.0
-"""CPU seconds of the tests of a mutant, as they were measured while they were traced."""
 _SOURCE: Final = ROOT / "src"
 _LIMIT_S: Final = 60.0
 _FACTOR: Final = 8.0
@@ -108,7 +107,9 @@ def run_control(tests: Sequence[str], seconds: Mapping[str, float], copy: Path) 
     return ended.failed
 
 
-def run_mutants(mutants: Sequence[Mutant], traced: TestMap, copies: Sequence[Path], results: Results) -> None:
+def run_mutants(
+    mutants: Sequence[Mutant], traced: TestMap, copies: Sequence[Path], results: Results, budget_s: float
+) -> None:
     """Run the mutants that have no valid result: a survivor is run again if other tests are chosen for it."""
     rows, chosen = results.read(), dict[str, list[str]]()
 
@@ -118,7 +119,7 @@ def run_mutants(mutants: Sequence[Mutant], traced: TestMap, copies: Sequence[Pat
             if mutant.function == "(module)":
                 # Executed by an import, before the first test.
                 found |= traced.find_module_tests(mutant.module)
-            tests = choose_tests(found, mutant.module, traced.cpu_seconds, BUDGET_S)
+            tests = choose_tests(found, mutant.module, traced.cpu_seconds, budget_s)
             chosen[mutant.key] = tests = tests or traced.find_rank_tests(mutant.module)
             row = rows.get(mutant.key)
             if row and (row["outcome"] in ("killed", "timed out") or row["tests"] == _digest_tests(tests)):
@@ -164,6 +165,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--jobs", type=int, default=2, help="how many processes run tests (default %(default)s)")
     parser.add_argument("--seed", type=int, default=SEED, help="of the random sample (default %(default)s)")
     parser.add_argument("--count", type=int, default=COUNT, help="how many mutants (default %(default)s)")
+    text = "CPU seconds for the tests of a mutant, by their trace; with more, survivors run again (default %(default)s)"
+    parser.add_argument("--budget", type=float, default=BUDGET_S, help=text)
     parser.add_argument("--first", type=int, help="run only the first mutants of the sample")
     parser.add_argument("--page-only", action="store_true", help="run no mutant")
     options = parser.parse_args(arguments)
@@ -189,7 +192,7 @@ def main(arguments: Sequence[str]) -> None:
         tests = sorted(traced.seconds)
         if failed := run_control(tests[:: max(1, len(tests) // _CONTROLS)], traced.seconds, copies[0]):
             raise NotRun(f"tests fail without a mutant: {', '.join(failed)}")
-        run_mutants(mutants[: options.first], traced, copies, results)
+        run_mutants(mutants[: options.first], traced, copies, results, options.budget)
         doubt_killers(traced, copies[0], results)
     outcomes = {key: row["outcome"] for key, row in results.read().items() if row["outcome"] in OUTCOMES}
     head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True)

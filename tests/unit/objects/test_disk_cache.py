@@ -16,6 +16,7 @@ from holdfast.objects.disk_cache import DiskCache
 from holdfast.objects.memory import MemoryStore
 from tests.kit.hooking import Hook
 from tests.kit.patience import PATIENCE_S
+from tests.kit.scripted_files import open_descriptors
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -53,6 +54,18 @@ def test_bytes_that_were_never_written_are_missing(cache: DiskCache, start: int,
 def test_an_object_that_was_never_written_is_missing(cache: DiskCache) -> None:
     assert read(cache, "packs/one", 0, 1) is None
     assert not os.path.exists(cache.directory)  # reading creates nothing
+
+
+def test_no_file_stays_open(cache: DiskCache) -> None:
+    before = open_descriptors()
+
+    cache.write("packs/one", 0, b"x" * KIB)
+    assert read(cache, "packs/one", 0, KIB) == b"x" * KIB
+    os.link(files_of(cache) / "packs/one", files_of(cache) / "packs/two")
+    assert read(cache, "packs/two", 0, KIB) is None  # it may be somebody else's file
+    cache.write("packs/two", 0, b"y")
+
+    assert open_descriptors() == before
 
 
 def test_only_the_user_can_read_the_files(cache: DiskCache) -> None:

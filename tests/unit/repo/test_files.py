@@ -4,7 +4,7 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -13,6 +13,7 @@ from holdfast.repo.files import FileSource, is_below, plan_files
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.write.writer import Request, save
 from tests.kit.filetrees import MTIME_NS, make_tree
+from tests.kit.hooking import Hook
 from tests.kit.scripted_files import open_descriptors
 
 
@@ -200,6 +201,37 @@ def test_a_file_that_changes_is_not_saved(tree: Path, change: Callable[[Path], N
         SourceChanged, match=f"{path} changed while it was being saved: {reason}. Nothing was committed"
     ):
         source.read(0, 5)
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_saved(tree: Path, hook: Hook) -> None:
+    path = tree / "a.txt"
+    source = _plan(path)
+    read = os.preadv
+
+    def read_and_touch(*arguments: Any) -> int:
+        count = read(*arguments)
+        _touch(path)
+        return count
+
+    hook(os, "preadv", read_and_touch)
+    with pytest.raises(SourceChanged, match="it was written to"):
+        source.read(0, 5)
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_file_that_changes_before_or_while_it_is_looked_into_is_refused(tree: Path, is_open: bool) -> None:
+    path = tree / "a.txt"
+    source = _plan(path)
+    if not is_open:
+        _touch(path)
+
+    def look() -> None:
+        with source.opened():
+            assert is_open
+            _touch(path)
+
+    with pytest.raises(SourceChanged, match="it was written to"):
+        look()
 
 
 def test_a_change_during_the_save_leaves_the_store_as_it_was(tree: Path, repo: Repository) -> None:

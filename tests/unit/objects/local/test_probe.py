@@ -14,6 +14,7 @@ import pytest
 from holdfast.errors import StoreError
 from holdfast.objects.local.files import PosixFiles
 from holdfast.objects.local.probe import DirectoryFacts, locate_nearest_directory, probe_directory
+from tests.kit.scripted_files import open_descriptors
 
 
 class _Refusing(PosixFiles):
@@ -71,10 +72,12 @@ def test_an_ordinary_directory_can_do_all(tmp_path: Path) -> None:
 )
 def test_nothing_is_left_behind(tmp_path: Path, files: PosixFiles) -> None:
     (tmp_path / "packs").mkdir()
+    before = open_descriptors()
 
     probe_directory(tmp_path, write=True, files=files)
 
     assert [path.name for path in tmp_path.iterdir()] == ["packs"]
+    assert open_descriptors() == before
 
 
 def test_missing_hard_links_are_noticed(tmp_path: Path) -> None:
