@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -21,6 +22,8 @@ _COMPARISONS: Final[dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]]] = {
     ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,), ast.In: (ast.NotIn,), ast.NotIn: (ast.In,),
 }  # fmt: skip
 _SIGNS: Final[dict[type[ast.operator], ast.operator]] = {ast.Add: ast.Sub(), ast.Sub: ast.Add()}
+IMPORTED: Final = (0, sys.maxsize)
+"""The lines of what an import executes: any test that executes a line of the module may notice the change."""
 _TEXT_VALUES: Final = (ast.JoinedStr, ast.List, ast.Tuple, ast.ListComp)
 
 
@@ -79,18 +82,33 @@ class _Finder:
             self.offsets.append(self.offsets[-1] + len(line))
 
     def find(self) -> Iterator[Mutant]:
-        yield from self._walk(self.tree, [])
+        yield from self._walk(self.tree, [], IMPORTED)
 
-    def _walk(self, node: ast.AST, names: Sequence[str]) -> Iterator[Mutant]:
+    def _walk(self, node: ast.AST, names: Sequence[str], lines: tuple[int, int] | None) -> Iterator[Mutant]:
+        """Yield the mutants below a node; `lines` are those that use its value, if they are not its own."""
         for child in _iter_code(node):
-            inner = names
+            inner, used = names, lines
             if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
                 inner = [*names, child.name]
+            if isinstance(child, ast.ClassDef):
+                used = IMPORTED
+            elif isinstance(child, ast.FunctionDef):
+                used = None
+            elif isinstance(node, ast.FunctionDef) and isinstance(child, ast.arguments):
+                used = _find_body(node)
             for kind, target, new in _iter_changes(child):
-                yield self._make(kind, target, new, inner)
-            yield from self._walk(child, inner)
+                in_header = isinstance(child, ast.FunctionDef) and kind == "default"
+                yield self._make(kind, target, new, inner, _find_body(child) if in_header else used)
+            yield from self._walk(child, inner, used)
 
-    def _make(self, kind: str, target: ast.expr | ast.stmt, new: ast.AST | str, names: Sequence[str]) -> Mutant:
+    def _make(
+        self,
+        kind: str,
+        target: ast.expr | ast.stmt,
+        new: ast.AST | str,
+        names: Sequence[str],
+        lines: tuple[int, int] | None,
+    ) -> Mutant:
         assert target.end_lineno is not None
         assert target.end_col_offset is not None
         start = self.offsets[target.lineno - 1] + target.col_offset
@@ -106,8 +124,13 @@ class _Finder:
             start=start,
             end=end,
             text=f"({text})" if is_part else text,
-            lines=(target.lineno, target.end_lineno),
+            lines=lines or (target.lineno, target.end_lineno),
         )
+
+
+def _find_body(function: ast.AST) -> tuple[int, int]:
+    assert isinstance(function, ast.FunctionDef)
+    return function.body[0].lineno, function.body[-1].end_lineno or 0
 
 
 def _shorten(text: str, limit: int = 110) -> str:

@@ -116,9 +116,6 @@ def run_mutants(
     def plan() -> Iterator[Job]:
         for mutant in mutants:
             found = traced.find_tests(mutant.module, mutant.lines)
-            if mutant.function == "(module)":
-                # Executed by an import, before the first test.
-                found |= traced.find_module_tests(mutant.module)
             tests = choose_tests(found, mutant.module, traced.cpu_seconds, budget_s)
             chosen[mutant.key] = tests = tests or traced.find_rank_tests(mutant.module)
             row = rows.get(mutant.key)

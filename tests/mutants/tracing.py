@@ -134,14 +134,9 @@ class TestMap:
                 for file in _find_files(data, module):
                     for line, contexts in data.contexts_by_lineno(file).items():
                         found[line].update(contexts)
-        traced = self._modules[module]
-        tests = {test for line in range(lines[0], lines[1] + 1) for test in traced.get(line, ())}
+        traced = self._modules[module].items()
+        tests = {test for line, found in traced if lines[0] <= line <= lines[1] for test in found}
         return tests & self.seconds.keys()
-
-    def find_module_tests(self, module: str) -> set[str]:
-        """Return the tests that execute a line of the module, other than by importing it."""
-        self.find_tests(module, (0, 0))
-        return {test for tests in self._modules[module].values() for test in tests} & self.seconds.keys()
 
     def find_rank_tests(self, module: str) -> list[str]:
         """Return some tests that start ranks, quick ones, for code that only ranks execute; they cannot be traced."""
