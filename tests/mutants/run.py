@@ -168,14 +168,14 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--page-only", action="store_true", help="run no mutant")
     options = parser.parse_args(arguments)
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-    preload()
     state = ROOT / ".venv/mutants" / digest_files(_SOURCE.rglob("*.py"))
     state.mkdir(parents=True, exist_ok=True)
     copies = [state / f"copy{number}" for number in range(options.jobs)]
-    for copy in copies:
-        make_copy(copy)
     folders = list_folders()
     if not options.page_only:
+        preload()
+        for copy in copies:
+            make_copy(copy)
         trace_folders(folders, copies, state)
     traced, results = TestMap(folders, state), Results(state / "results.jsonl")
     found = [

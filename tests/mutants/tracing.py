@@ -61,9 +61,9 @@ def make_coverage(copy: Path, data: Path | None) -> Coverage:
 
 
 def list_folders(suites: Sequence[str] = SUITES) -> list[str]:
-    """Return the folders with tests below some suites."""
+    """Return the folders with tests below some suites, and that of the tests of the user's objects."""
     files = (file for suite in suites for file in ROOT.joinpath(suite).rglob("test_*.py"))
-    return sorted({file.parent.relative_to(ROOT).as_posix() for file in files})
+    return sorted({"tests/unit", *(file.parent.relative_to(ROOT).as_posix() for file in files)})
 
 
 def digest_files(files: Iterable[Path]) -> str:

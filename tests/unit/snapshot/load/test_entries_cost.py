@@ -145,3 +145,14 @@ def test_small_tensors_come_in_order_within_limits_and_once() -> None:
     assert sorted(number for own in numbers for number in own) == [5, 6, 7, 9]
     assert all(sum(spec.span_bytes * len(own) for spec, own in batch) <= 32 for batch in batches)
     assert small.find(5) is None
+
+
+def test_a_batch_of_small_tensors_is_limited_in_number() -> None:
+    small = SmallTensors()
+    spec = describe(torch.zeros(4))
+    for number in range(5):
+        small.add(number, spec)
+
+    batches = list(small.iter_batches(1 << 20, limit_count=2))
+
+    assert [numbers for batch in batches for _, numbers in batch] == [[0, 1], [2, 3], [4]]
