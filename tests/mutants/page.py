@@ -24,11 +24,13 @@ or the change makes no difference. Verdicts are written by hand and kept from ru
 "speed only: why", "test added: name", "slow tests kill it: which", or "{OPEN}".
 
 The mutants are a random sample; a quarter of it drops a call that syncs, renews, verifies, checks, closes, locks,
-validates or flushes. The tests are those of {", ".join(SUITES)} that are not slow;
-of those that execute the line, the cheapest run, the ones in the file of the module first. Lines that are executed only
-in processes that tests start or fork are not traced: in `distributed`, a dozen tests of the folder in
-`tests/distributed` run for them, and elsewhere they count as not covered. A mutant has timed out if its tests take many
-times as long as without it, which counts as killed."""
+validates or flushes. Tests that are slow do not run. The others are those of the files in tests/unit itself, and of
+{", ".join(SUITES[:8])},
+{", ".join(SUITES[8:])}.
+Of those that execute the line, the cheapest run, the ones in the file of the module first. Lines that are executed only
+in processes that tests start or fork are not traced: in `distributed`, if few tests execute a line, a dozen from
+`tests/distributed` run as well, and elsewhere such lines count as not covered. A mutant has timed out if its tests take
+many times as long as without it, which counts as killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class Run:
     outcomes: Mapping[str, str]
     places: int
     coverage: Mapping[str, Mapping[str, int]]
+    missing: Sequence[str] = ()
+    """Folders of tests that did not run."""
 
 
 def render_page(run: Run, verdicts: Mapping[str, str]) -> str:
@@ -48,6 +52,10 @@ def render_page(run: Run, verdicts: Mapping[str, str]) -> str:
     done = [mutant for mutant in run.mutants if mutant.key in run.outcomes]
     counts = f"{len(done)} of {len(run.mutants)} mutants ran, chosen from {run.places}"
     head = f"Commit {run.commit}, seed {run.seed}: {counts}."
+    if run.missing:
+        head += (
+            f"\n**Not complete**: no test of {', '.join(run.missing)} was traced or run, so some survivors are none."
+        )
     parts = [_ABOUT, head, _render_counts("package", PACKAGES, done, run.outcomes, lambda one: one.package)]
     parts.append(_render_counts("kind", KINDS, done, run.outcomes, lambda one: one.kind))
     parts.append(_render_coverage(run.coverage))

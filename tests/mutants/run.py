@@ -23,7 +23,7 @@ from tests.mutants.children import TIMED_OUT, Ended, Job, preload, run_jobs
 from tests.mutants.mutator import Mutant, apply_mutant, find_mutants
 from tests.mutants.page import OUTCOMES, PAGE, Run, parse_verdicts, render_page
 from tests.mutants.sample import choose_mutants
-from tests.mutants.tracing import TestMap, choose_tests, digest_files, list_folders, list_modules, trace_folders
+from tests.mutants.tracing import TestMap, choose_tests, digest_files, list_folders, list_modules, locate, trace_folders
 
 SEED: Final = 20
 COUNT: Final = 320
@@ -32,6 +32,7 @@ _SOURCE: Final = ROOT / "src"
 _LIMIT_S: Final = 60.0
 _FACTOR: Final = 8.0
 _CONTROLS: Final = 20
+_FEW: Final = 12
 
 
 class NotRun(Exception):
@@ -117,7 +118,9 @@ def run_mutants(
         for mutant in mutants:
             found = traced.find_tests(mutant.module, mutant.lines)
             tests = choose_tests(found, mutant.module, traced.cpu_seconds, budget_s)
-            chosen[mutant.key] = tests = tests or traced.find_rank_tests(mutant.module)
+            if len(found) <= _FEW:
+                tests = list(dict.fromkeys([*tests, *traced.find_rank_tests(mutant.module)]))
+            chosen[mutant.key] = tests
             row = rows.get(mutant.key)
             if row and (row["outcome"] in ("killed", "timed out") or row["tests"] == _digest_tests(tests)):
                 continue
@@ -193,7 +196,9 @@ def main(arguments: Sequence[str]) -> None:
         doubt_killers(traced, copies[0], results)
     outcomes = {key: row["outcome"] for key, row in results.read().items() if row["outcome"] in OUTCOMES}
     head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True)
-    write_page(Run(head.stdout.strip(), options.seed, mutants, outcomes, len(found), traced.measure_coverage()))
+    missing = [folder for folder in folders if not locate(folder, state)[1].exists()]
+    commit, coverage = head.stdout.strip(), traced.measure_coverage()
+    write_page(Run(commit, options.seed, mutants, outcomes, len(found), coverage, missing))
 
 
 if __name__ == "__main__":

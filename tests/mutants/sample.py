@@ -14,12 +14,16 @@ GUARD_SHARE: Final = 0.25
 
 def choose_mutants(mutants: Sequence[Mutant], seed: int, count: int) -> list[Mutant]:
     """Return `count` mutants in a random order; a change of the code replaces only mutants near it."""
-    ordered = sorted(mutants, key=lambda mutant: hashlib.sha256(f"{seed} {mutant.key}".encode()).digest())
+    ordered = _shuffle(mutants, f"{seed}")
     guards = [mutant for mutant in ordered if mutant.kind == GUARD]
     others = [mutant for mutant in ordered if mutant.kind != GUARD]
     quota = min(len(guards), round(count * GUARD_SHARE))
-    chosen = {*_take_by_package(guards, quota), *_take_by_package(others, count - quota)}
-    return [mutant for mutant in ordered if mutant in chosen]
+    # In another order: guards were chosen from fewer, so all of them would be last.
+    return _shuffle([*_take_by_package(guards, quota), *_take_by_package(others, count - quota)], f"{seed} order")
+
+
+def _shuffle(mutants: Iterable[Mutant], salt: str) -> list[Mutant]:
+    return sorted(mutants, key=lambda mutant: hashlib.sha256(f"{salt} {mutant.key}".encode()).digest())
 
 
 def _take_by_package(ordered: Sequence[Mutant], count: int) -> list[Mutant]:

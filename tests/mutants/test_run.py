@@ -88,6 +88,7 @@ def test_a_sample_is_the_same_for_the_same_seed_and_a_quarter_drops_guards() -> 
     assert sample == choose_mutants(mutants[::-1], 1, 40)
     assert sample != choose_mutants(mutants, 2, 40)
     assert Counter(mutant.kind == GUARD for mutant in sample) == {True: 10, False: 30}
+    assert len({mutant.kind for mutant in sample[:10]}) > 1
 
 
 def test_a_package_has_a_share_of_the_sample_by_its_places() -> None:
