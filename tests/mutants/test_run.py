@@ -97,10 +97,12 @@ def test_a_package_has_a_share_of_the_sample_by_its_places() -> None:
 
 
 def test_tests_of_the_module_come_first_and_a_few_cases_of_each_before_all() -> None:
-    cases = [f"tests/unit/repo/test_files.py::test_a[{number}]" for number in range(9)]
-    seconds = dict.fromkeys(cases, 1.0) | {"tests/faults/test_b.py::test_b": 2.0, "tests/faults/test_c.py::c": 50.0}
-    chosen = choose_tests(seconds, "repo/files.py", seconds, 5.0)
-    assert chosen == [*cases[:2], "tests/faults/test_b.py::test_b"]
+    own, other = "tests/unit/repo/test_files_case.py::c", "tests/faults/test_d.py::d"
+    cases = [f"tests/faults/test_b.py::test_b[{number}]" for number in range(9)]
+    seconds = dict.fromkeys(cases, 0.5) | {own: 1.0, other: 2.0}
+    chosen = choose_tests(seconds, "repo/files.py", seconds, 4.0)
+    assert chosen[0] == own
+    assert set(chosen[1:]) == {*cases[:2], other}
 
 
 @pytest.mark.parametrize(

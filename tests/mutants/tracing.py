@@ -159,14 +159,15 @@ class TestMap:
 
 
 def choose_tests(tests: Iterable[str], module: str, cpu_seconds: Mapping[str, float], budget_s: float) -> list[str]:
-    """Return tests for a mutant in order: those of the module's own file first, a few cases of each test before all."""
+    """Return tests for a mutant: first those of the module's own file, then a few cases of each, then the others."""
     folder, _, stem = module.removesuffix(".py").rpartition("/")
     own = f"tests/unit/{folder}/test_{stem}"
     cases: Counter[str] = Counter()
     ranked = []
     for name in sorted(tests, key=lambda name: (cpu_seconds[name], name)):
         cases[function := name.partition("[")[0]] += 1
-        ranked.append((cases[function] // _CASES, not name.startswith(own), cpu_seconds[name], name))
+        rank = 0 if name.startswith(own) else 1 + cases[function] // _CASES
+        ranked.append((rank, cpu_seconds[name], name))
     chosen: list[str] = []
     costs: defaultdict[str, float] = defaultdict(float)
     for *_, seconds, name in sorted(ranked):

@@ -96,6 +96,7 @@ def test_a_lost_store_is_no_failure_of_a_rank() -> None:
         ([1, 3], "ranks 1 and 3"),
         ([3, 1, 2], "ranks 1-3"),
         ([0, 1, 4, 5, 6, 9], "ranks 0, 1, 4-6 and 9"),
+        (range(0, 16, 2), "ranks 0, 2, 4, 6, 8, 10, 12 and 14"),
         (range(0, 40, 2), "20 ranks, 0, 2, 4, 6, 8, 10, 12, 14 among them"),
     ],
 )
