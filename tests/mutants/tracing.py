@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import _thread
 import hashlib
 import json
+import sys
 import tempfile
+import threading
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +41,9 @@ class Tracer:
     def __init__(self, copy: Path, data: Path) -> None:
         self.coverage = make_coverage(copy, data)
         self.coverage.start()
+        # Before `holdfast` is imported: its pools start threads with this function, which coverage does not know.
+        start = _thread.start_new_thread
+        vars(_thread)["start_new_thread"] = lambda function, arguments: start(_run_traced, (function, *arguments))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -52,6 +58,11 @@ class Tracer:
             # Some folders execute nothing of the core, or only in processes.
             warnings.simplefilter("ignore", CoverageWarning)
             self.coverage.save()
+
+
+def _run_traced(function: Callable[..., None], *arguments: object) -> None:
+    sys.settrace(threading.gettrace())
+    function(*arguments)
 
 
 def make_coverage(copy: Path, data: Path | None) -> Coverage:
@@ -76,7 +87,7 @@ def digest_files(files: Iterable[Path]) -> str:
 
 def locate(folder: str, state: Path) -> tuple[Path, Path]:
     """Return the files with the lines and with the tests of a folder; a change of its tests changes their names."""
-    digest = digest_files(ROOT.joinpath(folder).glob("*.py"))
+    digest = digest_files([Path(__file__), *ROOT.joinpath(folder).glob("*.py")])
     name = f"{folder.replace('/', '-')}-{digest}"
     return state / f"{name}.lines", state / f"{name}.json"
 
