@@ -130,14 +130,18 @@ class Signs:
         path.with_suffix(".new").write_text(str(os.getpid()), encoding="utf-8")
         path.with_suffix(".new").rename(path)
 
+    def has_given(self, sign: str, rank: int) -> bool:
+        """Return whether a rank has given a sign."""
+        return (self._folder / f"{sign} {rank}").exists()
+
     def wait(self, sign: str, rank: int) -> int:
         """Wait for a sign of a rank and return its process."""
-        wait_until((self._folder / f"{sign} {rank}").exists)
+        wait_until(lambda: self.has_given(sign, rank))
         return self._read(sign, rank)
 
     def is_halted(self, rank: int) -> bool:
         """Return whether a rank has given the sign "halting" and is dead or stopped."""
-        return (self._folder / f"halting {rank}").exists() and is_halted(self._read("halting", rank))
+        return self.has_given("halting", rank) and is_halted(self._read("halting", rank))
 
     def _read(self, sign: str, rank: int) -> int:
         return int((self._folder / f"{sign} {rank}").read_text(encoding="utf-8"))

@@ -22,8 +22,8 @@ from tests.distributed.cues import ARRIVED, BEFORE, COLLECTED, CREATED, WORKED, 
 from tests.distributed.outcomes import report_outcome
 
 SIZE: Final = 3
-TIMEOUT_S: Final = 1.0
-"""It passes in nearly every window. If it passes elsewhere, on a busy machine, what is told must be true still."""
+TIMEOUTS_S: Final = (1.0, 5.0, 25.0)
+"""It passes in nearly every window. If it passes before the window, on a busy machine, the next one is tried."""
 LEARNED: Final = Moment("done", BEFORE)
 """The rank has read the answer of the commit."""
 UNKNOWN, RESULT = "CommitUnknown", ""
@@ -64,7 +64,7 @@ def list_windows(victim: int) -> list[Window]:
     return windows
 
 
-def save_in_window(rank: int, folder: Path, window: Window, signal: Signals) -> None:
+def save_in_window(rank: int, folder: Path, window: Window, signal: Signals, timeout_s: float) -> None:
     """Save, with one rank halted in the window; write what this rank is told into a file."""
     signs = Signs(folder)
     others = [each for each in range(SIZE) if each != window.victim]
@@ -75,7 +75,7 @@ def save_in_window(rank: int, folder: Path, window: Window, signal: Signals) -> 
 
     def save() -> int:
         with holdfast.open(folder / "store") as store:
-            return store.save("run", {"w": torch.ones(300)}, overwrite=True, timeout_s=TIMEOUT_S).generation
+            return store.save("run", {"w": torch.ones(300)}, overwrite=True, timeout_s=timeout_s).generation
 
     with cueing(cue):
         outcome = report_outcome(save)
@@ -89,12 +89,23 @@ def save_in_window(rank: int, folder: Path, window: Window, signal: Signals) -> 
 
 def play(world: World, folder: Path, window: Window, signal: Signals) -> tuple[list[str | None], bool]:
     """Return what each rank was told, None if it was killed, and whether the name is new."""
+    for number, timeout_s in enumerate(TIMEOUTS_S):
+        place = folder.with_name(f"{folder.name}-{number}")
+        played = _play_once(world, place, window, signal, timeout_s)
+        if Signs(place).has_given("halting", window.victim):
+            return played
+    raise AssertionError(f"{window}: the ranks did not get there in {TIMEOUTS_S[-1]} s")
+
+
+def _play_once(
+    world: World, folder: Path, window: Window, signal: Signals, timeout_s: float
+) -> tuple[list[str | None], bool]:
     folder.mkdir()
     with holdfast.open(folder / "store") as store:
         store.save("run", {"w": torch.zeros(300)})
     # Other tests lose the store of the group with the coordinator; here the coordinator is lost alone.
     is_apart = window.victim == 0
-    world(SIZE)(save_in_window, folder, window, signal, lost=[window.victim], hosted_apart=is_apart)
+    world(SIZE)(save_in_window, folder, window, signal, timeout_s, lost=[window.victim], hosted_apart=is_apart)
     files = [folder / f"outcome {rank}" for rank in range(SIZE)]
     told = [file.read_text(encoding="utf-8") if file.exists() else None for file in files]
     with holdfast.open(folder / "store") as store:
