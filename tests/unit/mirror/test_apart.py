@@ -59,7 +59,7 @@ def test_a_child_that_is_killed_is_continued_by_the_next(
     is_sent, go_on = threading.Event(), threading.Event()
 
     def wait_at_the_commit(request: Request) -> Fault | None:
-        if request.kind == "PUT" and "manifests/" in request.key and not is_sent.is_set():
+        if request.kind == "PUT" and "snapshots/" in request.key and not is_sent.is_set():
             is_sent.set()
             server.lock.release()
             go_on.wait(30)
