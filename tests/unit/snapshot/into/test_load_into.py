@@ -297,6 +297,15 @@ def test_damage_of_what_is_read_to_new_memory_changes_nothing(store: Store) -> N
     assert target["a"].count_nonzero() == 0
 
 
+def test_what_does_not_fit_is_reported_before_anything_is_read(store: Store) -> None:
+    store.save("x", {"strided": noise(80, 60), "shape": noise(2)})
+    location = pack_of(store.repository, "x", "strided")
+    rot(store.repository.store, f"{PACKS}{location.pack_id}", location.offset + 7)
+
+    with pytest.raises(Mismatch, match=r"shape: shape \(3,\) in the target"):
+        store.load_into("x", {"strided": torch.zeros(60, 80).t(), "shape": torch.zeros(3)})
+
+
 def test_without_verification_damage_is_loaded(store: Store) -> None:
     store.save("x", {"a": noise(5000)})
     location = pack_of(store.repository, "x", "a")
