@@ -58,6 +58,18 @@ def test_problems_of_modules_and_of_optimizers_come_together_with_all_others(sto
     ]
 
 
+def test_every_part_of_a_tensor_that_wants_another_value_is_reported(store: Store) -> None:
+    memory = torch.zeros(100)
+    saved = {"left": noise(10), "right": noise(9), "whole": noise(100)}
+    target = {"left": memory[10:20], "right": memory[60:69], "whole": memory}
+
+    problems = problems_of(store, saved, target)
+
+    assert [problem.partition(": ")[0] for problem in problems] == ["whole", "whole"]
+    assert "shares memory with left" in problems[0]
+    assert "shares memory with right" in problems[1]
+
+
 def test_many_problems_are_counted_and_kept_as_attributes(store: Store) -> None:
     store.save("x", {f"a{number}": number for number in range(60)})
 
