@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import CommitUnknown, LeaseLost, NameInUse, RankError, StoreError, StoreFull
+from holdfast.errors import CommitUnknown, LeaseLost, NameInUse, RankError, StoreError, StoreFull, StoreGone
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore, VirtualClock
 from holdfast.repo.format.entry import Entry
@@ -214,6 +214,22 @@ def test_memory_that_runs_out_before_the_record_is_a_memory_error(ready: Reposit
     repo = new_repo(HookedStore(store, after=once("create", MANIFESTS, fail)))
     with pytest.raises(MemoryError), Transaction(repo, purpose="save") as transaction:
         commit(transaction, repo)
+    assert keys(store, SNAPSHOTS) == []
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_store_that_vanishes_during_a_save_gets_no_record(
+    ready: Repository, store: MemoryStore, is_replaced: bool
+) -> None:
+    def vanish() -> None:
+        for key in store.contents():
+            store.delete(key)
+        if is_replaced:
+            new_repo(store).verify_may_write()
+
+    repo = new_repo(HookedStore(store, after=once("create", MANIFESTS, vanish)))
+    with pytest.raises(StoreGone):
+        save_bytes(repo, "a", {"x": noise(5000)})
     assert keys(store, SNAPSHOTS) == []
 
 
