@@ -58,7 +58,7 @@ def test_what_makes_no_difference_to_a_program_is_left_alone(source: str) -> Non
 
 
 def test_mutants_of_a_module_can_be_compiled_and_have_keys_of_their_own() -> None:
-    module = "objects/listing.py"
+    module = "objects/url.py"
     source = ROOT.joinpath("src/holdfast", module).read_text(encoding="utf-8")
     mutants = find_mutants(module, source)
     assert module in list_modules()
