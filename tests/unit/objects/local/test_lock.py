@@ -13,6 +13,7 @@ import pytest
 
 from holdfast.objects.local.files import PosixFiles
 from holdfast.objects.local.lock import LockWait, StoreLock
+from tests.kit.scripted_files import open_descriptors
 
 
 class Waiting:
@@ -55,9 +56,10 @@ def can_be_alone(tmp_path: Path) -> bool:
 def test_a_writer_waits_for_the_exclusive_holder_up_to_the_limit_and_names_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    waiting = Waiting()
+    waiting, before = Waiting(), open_descriptors()
     with Waiting().make_lock(tmp_path).hold(exclusive=True), waiting.make_lock(tmp_path).hold(exclusive=False) as held:
         assert not held
+    assert open_descriptors() == before
     assert 10.0 <= waiting.now_s < 11.0
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
@@ -143,6 +145,15 @@ def test_an_unlocked_lock_file_is_empty(tmp_path: Path) -> None:
     with Waiting().make_lock(tmp_path).hold(exclusive=True):
         assert f"pid {os.getpid()}" in (tmp_path / ".lock").read_text()
     assert (tmp_path / ".lock").read_bytes() == b""
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_a_lock_leaves_no_file_open(tmp_path: Path, exclusive: bool) -> None:
+    before = open_descriptors()
+    with Waiting().make_lock(tmp_path).hold(exclusive=exclusive):
+        with Waiting().make_lock(tmp_path).hold(exclusive=True) as alone:
+            assert not alone
+    assert open_descriptors() == before
 
 
 def test_a_refused_exclusive_lock_does_not_wait(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -168,6 +169,17 @@ def test_the_config_that_a_handle_has_seen_is_only_listed_again(store: MemorySto
         repo.verify_may_write()
         repo.verify_same()
     assert rounds.requests == []
+
+
+def test_choices_that_do_not_exist_are_refused_when_a_store_is_opened() -> None:
+    store = MemoryStore()
+    init_repository(store)
+    compression: Any = "zip"
+    delta: Any = 0
+    with pytest.raises(ValueError, match="compression must be"):
+        open_repository(store, compression=compression)
+    with pytest.raises(ValueError, match="delta must be"):
+        open_repository(store, delta=delta)
 
 
 def test_another_store_in_the_place_of_the_one_that_was_seen_is_noticed() -> None:
