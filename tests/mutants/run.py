@@ -112,7 +112,8 @@ def run_mutants(
     mutants: Sequence[Mutant], traced: TestMap, copies: Sequence[Path], results: Results, budget_s: float
 ) -> None:
     """Run the mutants that have no valid result: a survivor is run again if other tests are chosen for it."""
-    rows, chosen = results.read(), dict[str, list[str]]()
+    rows = {key: row for key, row in results.read().items() if row["outcome"] in OUTCOMES}
+    chosen: dict[str, list[str]] = {}
 
     def plan() -> Iterator[Job]:
         for mutant in mutants:
