@@ -9,13 +9,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from signal import SIGCONT, Signals
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from unittest import mock
 
 from holdfast.distributed.talk.collectives import Collectives
 from holdfast.distributed.talk.store_rounds import StoreRounds
 from holdfast.repo.names.snapshots import commit_snapshot
 from holdfast.repo.write import transaction
+from holdfast.testing.ranks import RanksFailed
 from tests.kit.patience import PATIENCE_S
 
 BEFORE: Final = "before"
@@ -28,6 +29,11 @@ COLLECTED: Final = "collected"
 """The coordinator has seen that all have arrived, and has not answered."""
 CREATED: Final = "created"
 """In step `commit`: the coordinator has created the snapshot record, and the lease is live."""
+
+
+TIMEOUTS_S: Final = (1.0, 5.0, 25.0)
+"""How long ranks wait for each other in a scene in which the timeout has to pass: the next one if that is too short."""
+Result = TypeVar("Result")
 
 
 class Moment(NamedTuple):
@@ -167,6 +173,24 @@ class Signs:
             self.wait("told", other)
         os.kill(self.wait("halting", victim), SIGCONT)
         self.wait("told", victim)
+
+
+def play_in_time(play: Callable[[Path, float], Result], folder: Path, victim: int) -> Result:
+    """Play a scene in a new folder with a longer timeout each time, until the victim was halted at its moment.
+
+    On a busy machine, a short timeout passes before the ranks have come to their moments.
+    """
+    for number, timeout_s in enumerate(TIMEOUTS_S):
+        place = folder.with_name(f"{folder.name}-{number}")
+        try:
+            played = play(place, timeout_s)
+        except RanksFailed:
+            if Signs(place).has_given("halting", victim):
+                raise
+        else:
+            if Signs(place).has_given("halting", victim):
+                return played
+    raise AssertionError(f"rank {victim} did not come to its moment, even with a timeout of {TIMEOUTS_S[-1]} s")
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from functools import partial
 from pathlib import Path
 from signal import SIGKILL, SIGSTOP, Signals
 from typing import Final, NamedTuple
@@ -18,12 +19,10 @@ import torch
 import holdfast
 from tests.distributed.checkpoint.test_checkpoint_dead_coordinator import find_wrong
 from tests.distributed.conftest import World
-from tests.distributed.cues import ARRIVED, BEFORE, COLLECTED, CREATED, WORKED, Moment, Signs, cueing
+from tests.distributed.cues import ARRIVED, BEFORE, COLLECTED, CREATED, WORKED, Moment, Signs, cueing, play_in_time
 from tests.distributed.outcomes import report_outcome
 
 SIZE: Final = 3
-TIMEOUTS_S: Final = (1.0, 5.0, 25.0)
-"""It passes in nearly every window. If it passes before the window, on a busy machine, the next one is tried."""
 LEARNED: Final = Moment("done", BEFORE)
 """The rank has read the answer of the commit."""
 UNKNOWN, RESULT = "CommitUnknown", ""
@@ -89,16 +88,11 @@ def save_in_window(rank: int, folder: Path, window: Window, signal: Signals, tim
 
 def play(world: World, folder: Path, window: Window, signal: Signals) -> tuple[list[str | None], bool]:
     """Return what each rank was told, None if it was killed, and whether the name is new."""
-    for number, timeout_s in enumerate(TIMEOUTS_S):
-        place = folder.with_name(f"{folder.name}-{number}")
-        played = _play_once(world, place, window, signal, timeout_s)
-        if Signs(place).has_given("halting", window.victim):
-            return played
-    raise AssertionError(f"{window}: the ranks did not get there in {TIMEOUTS_S[-1]} s")
+    return play_in_time(partial(_play_once, world, window, signal), folder, window.victim)
 
 
 def _play_once(
-    world: World, folder: Path, window: Window, signal: Signals, timeout_s: float
+    world: World, window: Window, signal: Signals, folder: Path, timeout_s: float
 ) -> tuple[list[str | None], bool]:
     folder.mkdir()
     with holdfast.open(folder / "store") as store:

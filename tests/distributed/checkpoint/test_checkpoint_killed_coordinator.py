@@ -6,6 +6,7 @@ The grid of `test_checkpoint_dead_coordinator`, with real processes, a real TCPS
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from signal import SIGKILL, SIGSTOP, Signals
 from typing import Final
@@ -17,17 +18,15 @@ import holdfast
 from tests.distributed.checkpoint.test_checkpoint_dead_coordinator import find_wrong
 from tests.distributed.checkpoint.test_checkpoint_rank_faults import STEPS
 from tests.distributed.conftest import World
-from tests.distributed.cues import ARRIVED, CREATED, Cell, Moment, Signs, cueing, list_cells
+from tests.distributed.cues import ARRIVED, CREATED, Cell, Moment, Signs, cueing, list_cells, play_in_time
 from tests.distributed.outcomes import ActOutcome, report_outcome
 from tests.kit.patience import PATIENCE_S
 
 KNOWN: Final = Cell(Moment("commit", CREATED), (Moment("stale", ARRIVED),))
 """The record was created, and the other rank has not read the answer that lets the coordinator create it."""
-TIMEOUT_S: Final = 1.0
-"""Where it has to pass."""
 
 
-def save_with_signs(rank: int, folder: Path, cell: Cell, signal: Signals) -> ActOutcome:
+def save_with_signs(rank: int, folder: Path, cell: Cell, signal: Signals, timeout_s: float) -> ActOutcome:
     """Save; halt the coordinator when all others are held; go on; resume a coordinator that was only stopped."""
     signs = Signs(folder)
     others = range(1, 1 + len(cell.holds))
@@ -36,7 +35,6 @@ def save_with_signs(rank: int, folder: Path, cell: Cell, signal: Signals) -> Act
         if moment == (cell.holds[rank - 1] if rank else cell.death):
             signs.halt_in(0, signal, rank=rank, others=others)
 
-    timeout_s = TIMEOUT_S if signal == SIGSTOP else PATIENCE_S
     with cueing(cue), holdfast.open(folder / "store") as store:
         tree = {"w": torch.ones(300)}
         outcome = report_outcome(lambda: store.save("run", tree, overwrite=True, timeout_s=timeout_s).generation)
@@ -50,10 +48,16 @@ def save_with_signs(rank: int, folder: Path, cell: Cell, signal: Signals) -> Act
 
 def play(world: World, folder: Path, cell: Cell, signal: Signals) -> tuple[list[str], bool]:
     """Return what the others were told, by the class of what they raised, and whether the name is new."""
+    if signal == SIGKILL:
+        return _play_once(world, cell, signal, folder, PATIENCE_S)
+    return play_in_time(partial(_play_once, world, cell, signal), folder, 0)
+
+
+def _play_once(world: World, cell: Cell, signal: Signals, folder: Path, timeout_s: float) -> tuple[list[str], bool]:
     folder.mkdir()
     with holdfast.open(folder / "store") as store:
         store.save("run", {"w": torch.zeros(300)})
-    outcome = world(1 + len(cell.holds))(save_with_signs, folder, cell, signal, lost=[0])
+    outcome = world(1 + len(cell.holds))(save_with_signs, folder, cell, signal, timeout_s, lost=[0])
     with holdfast.open(folder / "store", read_only=True) as store:
         (value,) = set(store.load("run")["w"].tolist())
         assert [finding for finding in store.check() if finding.severity == "error"] == []
