@@ -70,7 +70,7 @@ class ChildJob:
 
 
 def answer(work: Callable[[], Mapping[str, Any]]) -> None:
-    """Do the work of a child at the lowest priority; its result is the last line, or its error's text and type."""
+    """Do the work of a child at the lowest priority, and send its result, or the text and type of its error."""
     os.nice(_LOWEST_PRIORITY)
     try:
         write_answer(work())

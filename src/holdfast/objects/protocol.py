@@ -100,7 +100,7 @@ class StoreTraits:
     """How many bytes a request transfers in the time that it waits: reading fewer is not faster. 0 if requests do not
     wait."""
     lends_reads: bool = False
-    """The store allocates memory for what it reads: `read_range` is a copy cheaper than `read_into`."""
+    """The store allocates memory for what it reads, so `read_range` saves the copy that `read_into` makes."""
     cheap_listings: bool = True
     """Listing all names costs little, however many there are. If False, each 1,000 of them are a request."""
     reliable_times: bool = False
@@ -386,9 +386,10 @@ class ObjectStore(ABC):
         return run_together(works, self.traits.requests_at_once)
 
     def run_early(self, works: Iterable[Callable[[], Result]]) -> Sequence[Result]:
-        """Do what `run_together` does with work that will probably be needed; where requests do not wait, do nothing.
+        """Call functions, as `run_together` does, whose results will probably be needed; return the results.
 
-        Nothing is then gained by doing it early, so this returns no results, and takes no function from `works`.
+        Where requests do not wait, doing that early gains nothing: this then takes no function from `works`, and
+        returns no results.
         """
         return self.run_together(list(works)) if self.traits.requests_at_once > 1 else ()
 

@@ -271,7 +271,7 @@ class SnapshotReader:
             yield entry, [content] if content else []
 
     def read_small(self, entry: Entry, start: int, buffer: memoryview) -> None:
-        """Do as `read_into`, on this thread if the entry is one chunk and its read does not wait."""
+        """Fill `buffer` as `read_into` does; on this thread if the entry is one chunk and its read does not wait."""
         if len(entry.chunks) == 1 and not self.ahead_bytes:
             # Waking up a thread would take longer.
             buffer[:] = self.read_chunk(entry, 0)[start : start + buffer.nbytes]

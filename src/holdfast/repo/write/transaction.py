@@ -101,7 +101,7 @@ class SnapshotContent:
     parts: Sequence[ManifestPart] = ()
     """The content of this rank's manifests."""
     refs: Sequence[PartRef] = ()
-    """The manifests of these parts, once they are written."""
+    """The manifests of `parts`, once they are written."""
     whole: PartRef | None = None
     """The manifest of the whole snapshot, once it is written."""
     stale: Sequence[ChunkRef] = ()
