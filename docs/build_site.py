@@ -32,6 +32,7 @@ COPIED: Final = (
     "docs/pictures/*.png",
     "docs/site.css",
     "*/README.md",
+    "tests/*/last_run.md",
     "examples/*.py",
     "bench/faults.py",
 )
