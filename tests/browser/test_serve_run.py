@@ -83,6 +83,15 @@ def test_the_first_nan_leads_to_its_row_and_back_returns(page: Browser) -> None:
     page.wait_for(f"location.hash === '#/run?name=bad' && {SHOWN} === '36 tensors'")
 
 
+def test_a_row_is_opened_by_its_address_before_the_browser_tells_the_width_of_the_table(page: Browser) -> None:
+    page.run(
+        "window.ResizeObserver = class extends ResizeObserver"
+        " { constructor(told) { super((...entries) => setTimeout(() => told(...entries), 1000)); } }, null"
+    )
+
+    show(page, "#/run?name=bad&step=1&row=6", f"{EVENT} === 'layers.1' && {ACTIVE} === 'layers.1'")
+
+
 @pytest.mark.parametrize(
     ("name", "verdict", "sentence"),
     [

@@ -109,7 +109,8 @@ export class Grid {
   }
 
   draw(isForced) {
-    if (!this.table.columns) return;
+    // Rows may arrive before the observer of sizes has told how many columns fit.
+    if (!this.table.columns) return this.resize();
     if (isForced) {
       this.table.setSize(this.total || 0);
       // A short table is as high as its rows.
