@@ -12,8 +12,7 @@ from tests.browser.looking import serving
 from tests.browser.stores import make_store
 
 
-# Ended with this folder's last test, not with the session: while it is open it takes a fifth of a core.
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """A headless Chromium."""
     program = find_chromium() or install_chromium()
