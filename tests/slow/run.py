@@ -116,10 +116,9 @@ def run_whole(folders: Sequence[str], jobs: str) -> int:
 
 
 def _list_folders() -> list[str]:
-    folders = {
-        "/".join(file.split("/")[: 3 if file.startswith("tests/unit/") else 2]) for file in list_tests(["tests"])
-    }
-    return sorted(folder.rpartition("/")[0] if folder.endswith(".py") else folder for folder in folders)
+    """Return the folders that have slow tests; those of tests/unit apart, and so its files."""
+    files = list_tests(["tests"])
+    return sorted({"/".join(file.split("/")[: 3 if file.startswith("tests/unit/") else 2]) for file in files})
 
 
 def run_slice(number: int | None, jobs: str) -> int:
