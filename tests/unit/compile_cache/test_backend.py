@@ -20,7 +20,7 @@ from holdfast.errors import CompileCacheError, StoreError, StoreFull
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import Repository, open_repository
 from tests.kit.compile_artifacts import make_artifact, make_key, store_artifact
-from tests.kit.hooking import Hook
+from tests.kit.hooking import Hook, hooked
 from tests.kit.patience import PATIENCE_S
 
 GRAPH = torch.fx.GraphModule({}, torch.fx.Graph())
@@ -137,18 +137,16 @@ def test_entries_for_other_sizes_are_a_guard_miss(fake: FakeTorch, repo: Reposit
     assert "8" in compiler.explain()[1].headline
 
 
-def test_an_obstacle_or_a_graph_without_a_key_is_compiled_as_usual(
-    fake: FakeTorch, repo: Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_obstacle_or_a_graph_without_a_key_is_compiled_as_usual(fake: FakeTorch, repo: Repository) -> None:
     compiler = make_compiler(repo)
 
     fake.obstacle = "torch is too new"
     said = [_compile(compiler)]
     fake.obstacle = ""
-    monkeypatch.setattr(inductor, "make_key", _raise(Uncacheable("it holds a hook")))
-    said.append(_compile(compiler))
-    monkeypatch.setattr(inductor, "make_key", _raise(ZeroDivisionError()))
-    said.append(_compile(compiler))
+    with hooked(inductor, "make_key", _raise(Uncacheable("it holds a hook"))):
+        said.append(_compile(compiler))
+    with hooked(inductor, "make_key", _raise(ZeroDivisionError())):
+        said.append(_compile(compiler))
 
     assert said == ["plain"] * 3
     assert compiler.statistics.bypass == {
@@ -207,10 +205,8 @@ def test_an_untrusted_entry_is_refused_and_never_loaded(
     assert _compile(trusting) == "loaded"
 
 
-def test_a_graph_is_compiled_if_the_store_cannot_be_read(
-    fake: FakeTorch, repo: Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cache, "iter_variants", _raise(StoreError("the line is cut")))
+def test_a_graph_is_compiled_if_the_store_cannot_be_read(fake: FakeTorch, repo: Repository, hook: Hook) -> None:
+    hook(cache, "iter_variants", _raise(StoreError("the line is cut")))
     compiler, strict = make_compiler(repo), make_compiler(repo, strict=True)
 
     assert _compile(compiler) == "plain"
@@ -229,10 +225,8 @@ def test_graphs_that_cannot_be_saved_are_counted_by_reason(fake: FakeTorch, repo
         _compile(strict)
 
 
-def test_a_full_store_saves_nothing_and_raises_nothing(
-    fake: FakeTorch, repo: Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(storing, "write_artifact", _raise(StoreFull("no room")))
+def test_a_full_store_saves_nothing_and_raises_nothing(fake: FakeTorch, repo: Repository, hook: Hook) -> None:
+    hook(storing, "write_artifact", _raise(StoreFull("no room")))
     compiler = make_compiler(repo)
 
     assert _compile(compiler) == "compiled"
@@ -288,16 +282,14 @@ def test_strict_hit_names_the_missing_graph_or_the_sizes_that_are_stored(fake: F
     assert fake.compiled == []
 
 
-def test_prefetched_artifacts_are_loaded_without_the_store(
-    fake: FakeTorch, repo: Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prefetched_artifacts_are_loaded_without_the_store(fake: FakeTorch, repo: Repository, hook: Hook) -> None:
     store_artifact(repo, replace(make_artifact(), graph=b"graph"))
     compiler = make_compiler(repo)
     fetched = compiler.prefetch([make_key().digest[:8]])
 
     assert fetched.wait(60)
     assert fetched.num_artifacts == 1
-    monkeypatch.setattr(cache, "iter_variants", _raise(StoreError("the line is cut")))
+    hook.forbid(cache, "iter_variants")
     assert _compile(compiler) == "loaded"
 
 

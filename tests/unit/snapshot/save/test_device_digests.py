@@ -19,6 +19,7 @@ from holdfast.tensors.device_digest.choice import BackendChoice
 from holdfast.tensors.sharding.shard_source import make_shard_source, pick_chunks
 from holdfast.tensors.sharding.sharded import LocalBox, LocalLeaf
 from holdfast.trees.registered import Types
+from tests.kit.hooking import Hook
 
 
 @pytest.fixture
@@ -141,10 +142,8 @@ def test_a_device_that_hashes_is_waited_for_by_the_hashing(streams: Streams) -> 
 @pytest.mark.usefixtures("on_device")
 @pytest.mark.filterwarnings("ignore:saved from copies")
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), DeviceFault("a wrong digest")])
-def test_devices_are_waited_for_if_one_fails(
-    streams: Streams, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    monkeypatch.setattr(device_digests, "digest_pieces", fail_by(error))
+def test_devices_are_waited_for_if_one_fails(streams: Streams, hook: Hook, error: Exception) -> None:
+    hook(device_digests, "digest_pieces", fail_by(error))
     assert add_digests(request_of({"w": torch.ones(1000)})).digests == {}
     assert streams.waited == [CPU]
 
@@ -171,9 +170,7 @@ def test_a_source_that_is_only_partly_on_a_device_is_waited_for(
 
 @pytest.mark.usefixtures("on_device")
 @pytest.mark.parametrize("name", ["choose_backend", "_iter_pieces"])
-def test_a_device_that_is_full_before_anything_is_hashed_is_read(
-    streams: Streams, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setattr(device_digests, name, fail_by(torch.OutOfMemoryError("full")))
+def test_a_device_that_is_full_before_anything_is_hashed_is_read(streams: Streams, hook: Hook, name: str) -> None:
+    hook(device_digests, name, fail_by(torch.OutOfMemoryError("full")))
     assert add_digests(request_of({"w": torch.ones(1000)})).digests == {}
     assert streams.waited == [CPU]
