@@ -255,14 +255,24 @@ class StoreRounds:
 
     def _read_failures(self) -> list[RankFailure]:
         counter = self._key("f")
+
+        def list_keys(count: int) -> list[str]:
+            return [f"{counter}/{number}" for number in range(1, min(count, MAX_READ) + 1)]
+
+        def observe(store: Store) -> tuple[int, bool]:
+            # A rank increases the counter before it writes its message.
+            count = store.add(counter, 0)
+            return count, store.check(list_keys(count))
+
         began = changed = time.monotonic()
-        count, now = 0, began
-        while count < self._size and now - changed < _SETTLE_S and now - began < _MAX_SETTLE_S:
-            found = self._thread.call(lambda store: store.add(counter, 0))
-            count, changed = found, now if found != count else changed
+        (count, is_written), now = (0, False), began
+        while (count < self._size or not is_written) and now - changed < _SETTLE_S and now - began < _MAX_SETTLE_S:
+            found = self._thread.call(observe)
+            changed = now if found != (count, is_written) else changed
+            count, is_written = found
             time.sleep(_SETTLE_S / 10)
             now = time.monotonic()
-        keys = [f"{counter}/{number}" for number in range(1, min(count, MAX_READ) + 1)]
+        keys = list_keys(count)
         messages = self._thread.call(lambda store: [read_message(store, key)[0] for key in keys if store.check([key])])
         return [failure for message in messages for failure in decode_failures(message)]
 
