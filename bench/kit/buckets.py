@@ -27,11 +27,11 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 from bench.kit.states import State, make_empty
 from holdfast.digest import hash_bytes
-from holdfast.facade import Store
 from holdfast.objects.blocks import copy_bytes
 from holdfast.objects.cloud.cloud_store import CloudStore
 from holdfast.objects.cloud.place import parse_place
 from holdfast.objects.disk_cache import DiskCache
+from holdfast.store import Store
 
 BUCKET: Final = "bucket"
 SNAPSHOT: Final = "run/step-0"

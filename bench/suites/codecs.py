@@ -14,12 +14,12 @@ import torch
 
 from bench.kit.compressed_peers import Format, State, count_state, make_zstd_peers, verify_state
 from bench.kit.measure import Contestant, Goal, Result, Sizes, Timings, count_bytes, race
-from holdfast.facade import Store
 from holdfast.objects.local.files import PosixFiles
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.format.chunk import CHUNK_BYTES
 from holdfast.repo.format.codecs.codec import decode_into, encode
 from holdfast.repo.handle.compression import LEVELS, Compression
+from holdfast.store import Store
 
 _DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _CHOICES: Final[Mapping[str, Compression]] = {"raw": None, "fast": "fast", "small": "small"}

@@ -33,11 +33,11 @@ from bench.kit.measure import (
 )
 from bench.kit.trained_states import Trained, Training, iter_trained
 from holdfast.digest import hash_bytes
-from holdfast.facade import Store
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.format.chunk import CHUNK_BYTES
 from holdfast.repo.format.codecs.delta import apply_delta, encode_delta
 from holdfast.repo.handle.compression import LEVELS, Compression, DeltaChoice
+from holdfast.store import Store
 
 OWN: Final = "small + deltas"
 """The contestant that the rows are about."""

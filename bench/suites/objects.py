@@ -23,11 +23,11 @@ from bench.kit.buckets import (
 )
 from bench.kit.measure import Contestant, Goal, Result, Sizes, WrongResult, race, random_bytes
 from bench.kit.states import Shape, State, make_state, verify_state
-from holdfast.facade import Store
 from holdfast.objects.cloud.cloud_store import REQUESTS_AT_ONCE, CloudStore
 from holdfast.objects.cloud.upload import PACK_BYTES
 from holdfast.repo.handle.index import merge_tiers
 from holdfast.repo.upkeep.collect import plan_collect
+from holdfast.store import Store
 from tests.kit.many_snapshots import fill_server
 from tests.kit.rounds import Rounds, count_rounds
 from tests.kit.s3_server import serve_s3

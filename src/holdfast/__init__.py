@@ -45,11 +45,10 @@ if TYPE_CHECKING:
         Unsupported,
         Untrusted,
     )
-    from holdfast.facade import Store
-    from holdfast.opening import open
     from holdfast.snapshot.call import Call
     from holdfast.snapshot.resume import ResumableSampler, RngState
     from holdfast.snapshot.view.lazy import LazyTensor, Snapshot
+    from holdfast.store import Store, open
     from holdfast.tensors.sharding.sharded import per_rank, shard
 
 __version__ = "0.1.0.dev0"
@@ -111,10 +110,10 @@ _HOME: Final = {
     "ResumableSampler": "holdfast.snapshot.resume",
     "RngState": "holdfast.snapshot.resume",
     "Snapshot": "holdfast.snapshot.view.lazy",
-    "Store": "holdfast.facade",
+    "Store": "holdfast.store",
     "TrainingState": "holdfast.distributed.checkpoint.training",
     "compile": "holdfast.compiling",
-    "open": "holdfast.opening",
+    "open": "holdfast.store",
     "per_rank": "holdfast.tensors.sharding.sharded",
     "shard": "holdfast.tensors.sharding.sharded",
     "training_state": "holdfast.distributed.checkpoint.training",

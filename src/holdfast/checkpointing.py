@@ -38,7 +38,7 @@ _NOTHING, _TIME_IS_UP, _SIGNAL = 0, 1, 2
 
 
 class ManagedStore(Protocol):
-    """The methods of a Store that a manager calls; `facade.Store` says what they do."""
+    """The methods of a Store that a manager calls; `Store` says what they do."""
 
     @property
     def save(self) -> Callable[..., object]:

@@ -14,7 +14,7 @@ from holdfast.snapshot.gc_pause import pause_gc
 
 if TYPE_CHECKING:
     from holdfast.compile_cache.backend import CompilerOptions
-    from holdfast.facade import Store
+    from holdfast.store import Store
 
 Model = TypeVar("Model")
 

@@ -75,7 +75,6 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
         "holdfast.compile_cache.backend": "imports torch's compiler; whole=True does without",
         "holdfast.compile_cache.whole": "only whole=True needs it",
     },
-    "opening.py": {"holdfast.mirror.mirror": "starts processes; only a store with a mirror needs it"},
     "serving/answers/diffs.py": {"holdfast.diff.values": "needs torch; only a diff of values uses it"},
     "serving/recorded.py": {"holdfast.serving.answers.runs": _SERVING},
     "serving/space.py": {
@@ -89,20 +88,18 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
         "holdfast.snapshot.view": _SERVING,
         "holdfast.trees.registered": _SERVING,
     },
-    "facade.py": {"holdfast.checkpointing": _STORE, "holdfast.series": _STORE},
-    "store_methods/files.py": {"holdfast.formats": _STORE},
-    "store_methods/models.py": {"holdfast.capture": _STORE, "holdfast.compile_cache.backend": _STORE},
-    "store_methods/opened.py": {"holdfast.mirror": _STORE, "holdfast.trees.registered": _STORE},
-    "store_methods/snapshots.py": {"holdfast.diff": _STORE, "holdfast.snapshot": _STORE},
-    "store_methods/trees.py": {
+    "store.py": {
+        "holdfast.capture": _STORE,
+        "holdfast.checkpointing": _STORE,
+        "holdfast.compile_cache.backend": _STORE,
+        "holdfast.diff": _STORE,
         "holdfast.distributed.checkpoint": _STORE,
-        "holdfast.mirror": _STORE,
-        "holdfast.snapshot": _STORE,
-    },
-    "store_methods/upkeep.py": {
-        "holdfast.distributed.checkpoint": _STORE,
-        "holdfast.mirror": _STORE,
+        "holdfast.formats": _STORE,
+        "holdfast.mirror": "starts processes, and needs torch; opening, listing and checking a store does not",
+        "holdfast.series": _STORE,
         "holdfast.serving": _STORE,
+        "holdfast.snapshot": _STORE,
+        "holdfast.trees.registered": _STORE,
     },
 }
 """A name allows the module and everything below it."""

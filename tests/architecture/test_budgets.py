@@ -14,6 +14,8 @@ from tests.architecture.sources import PACKAGE, Source, parse_source, read_sourc
 
 # Raising one of these is a change of its own, with its reason.
 MAX_FILE_LINES: Final = 600
+LONGER_FILES: Final = {"src/holdfast/store.py": 1100}
+"""The one class that users work with: each method describes all its parameters, and has a few lines of code."""
 MAX_FUNCTION_LINES: Final = 60
 MAX_POSITIONAL: Final = 6
 MAX_MODULES: Final = 13
@@ -41,8 +43,9 @@ def _check_folders(sources: Iterable[Source]) -> list[str]:
 
 def _check_source(source: Source) -> Iterator[str]:
     num_lines = len(source.text.splitlines())
-    if num_lines > MAX_FILE_LINES:
-        yield f"{source.path}: {num_lines} lines, at most {MAX_FILE_LINES}"
+    most = LONGER_FILES.get(source.path, MAX_FILE_LINES)
+    if num_lines > most:
+        yield f"{source.path}: {num_lines} lines, at most {most}"
     for part in PurePosixPath(source.path).with_suffix("").parts:
         if part.removeprefix("test").strip("_") in EMPTY_NAMES:
             yield f"{source.path}: {part!r} does not say what is in it"

@@ -13,12 +13,12 @@ import pytest
 from tests.architecture.sources import PACKAGE, ROOT
 
 # A callable that is stored as a whole is loaded without these.
-_NOT_FOR_HITS: Final = ("torch._dynamo", "torch._inductor", "sympy", "holdfast.facade", "holdfast.repo.write.writer")
+_NOT_FOR_HITS: Final = ("torch._dynamo", "torch._inductor", "sympy", "holdfast.store", "holdfast.repo.write.writer")
 LIGHT: Final = {
     "holdfast": ("torch", "numpy", "rich", "obstore", "boto3"),
     "holdfast.errors": ("torch", "numpy", "rich", "obstore", "boto3"),
     "holdfast.cli.main": ("torch", "numpy", "rich", "obstore", "boto3", "argcomplete"),
-    "holdfast.facade": ("torch", "numpy", "rich", "obstore", "boto3"),
+    "holdfast.store": ("torch", "numpy", "rich", "obstore", "boto3"),
     "holdfast.compiling": _NOT_FOR_HITS,
     "holdfast.compile_cache.whole.start": _NOT_FOR_HITS,
     "holdfast.cli.verbs.doctor": ("torch", "numpy", "rich", "obstore", "boto3"),

@@ -28,9 +28,7 @@ LAYERS: Final = (
     ("compile_cache", "capture"),
     ("mirror",),
     ("checkpointing", "formats", "series", "serving"),
-    ("store_methods",),
-    ("facade",),
-    ("opening",),
+    ("store",),
     ("compiling", "content_store", "dcp", "integrations"),
     ("cli",),
 )
@@ -72,7 +70,6 @@ ROOMS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     ),
     "formats": (("receipt",), ("cast_errors", "cell_digest"), ("reading", "writing"), ("*",)),
     "capture": (("stored",), ("compare",), ("record", "report")),
-    "store_methods": (("opened",), ("trees", "files", "snapshots", "models", "upkeep")),
     "serving": (
         ("access", "request", "answer", "listing", "remembered"),
         ("answers", "page_files"),
@@ -390,6 +387,6 @@ def test_unit_tests_mirror_the_folders_of_the_package() -> None:
 
 
 def test_a_unit_test_in_a_folder_of_its_own_is_reported() -> None:
-    tests = ["tests/unit/test_facade.py", "tests/unit/repo/format/test_pack.py", "tests/unit/cellar/test_wine.py"]
+    tests = ["tests/unit/test_store.py", "tests/unit/repo/format/test_pack.py", "tests/unit/cellar/test_wine.py"]
 
     assert find_strays(tests, {"repo", "repo/format"}) == ["cellar/test_wine.py"]

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 import pytest
 import torch
 
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.serving.server import StoreServer
+from holdfast.store import Store
 from tests.browser.chromium import Browser
 from tests.browser.work import PageMeter, PageWork, time_python_loop
 from tests.kit.memory import measure_rise_kib

@@ -13,8 +13,8 @@ from unittest import mock
 import numpy as np
 import torch
 
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
+from holdfast.store import Store
 from tests.compat.archive import HERE, add, pack
 from tests.kit.tensors import COMPOSITES, ORDINARY, SUBCLASSES, TENSORS
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.facade import Store
-from holdfast.opening import open as open_store
+from holdfast.store import Store
+from holdfast.store import open as open_store
 from tests.compat.archive import unpack
 from tests.compat.make_tensors import ARCHIVE, choose_names, make_plain, make_shared, make_tree
 from tests.kit.capabilities import needs_torch

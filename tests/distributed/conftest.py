@@ -19,7 +19,7 @@ _PRELOADED = (
     "hypothesis",
     "torch.distributed.tensor",
     "torch._dynamo",
-    "holdfast.facade",
+    "holdfast.store",
     "holdfast.distributed.checkpoint.checkpoint",
     "tests.distributed.placing",
     "tests.distributed.runs",

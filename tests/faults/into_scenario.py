@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
+from holdfast.store import Store
 from tests.kit.tensors import raw_bytes
 
 Facts = dict[str, object]

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from holdfast.errors import StoreError
-from holdfast.facade import Store
-from holdfast.opening import open as open_store
+from holdfast.store import Store
+from holdfast.store import open as open_store
 from tests.kit.patience import PATIENCE_S
 
 _PRELUDE = """

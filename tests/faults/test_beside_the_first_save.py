@@ -14,9 +14,9 @@ import pytest
 import holdfast
 from holdfast.cli.main import main
 from holdfast.errors import Corrupt, HoldfastError, StoreError
-from holdfast.facade import Store
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore
+from holdfast.store import Store
 from tests.cli.every_verb import IMPORTING, READING, WITH_TORCH, WRITING, make_files
 from tests.faults.hooked_store import HookedStore
 from tests.kit.on_disk import tmp_path  # noqa: F401 - a fixture

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from holdfast.opening import open as open_store
+from holdfast.store import open as open_store
 from tests.kit.patience import RUN_S
 
 pytestmark = pytest.mark.slow

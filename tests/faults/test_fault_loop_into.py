@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from holdfast.errors import StoreError
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
+from holdfast.store import Store
 from tests.faults.into_scenario import OLD, Facts, Settings, find_facts, find_lies, make_store, make_tree
 
 Raise = Callable[[], BaseException]

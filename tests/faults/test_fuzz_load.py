@@ -14,7 +14,6 @@ import torch
 
 from holdfast.digest import hash_bytes
 from holdfast.errors import HoldfastError
-from holdfast.facade import Store
 from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.entry import Entry
@@ -25,6 +24,7 @@ from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.snapshots import read_snapshot
 from holdfast.snapshot.load.options import LoadOptions
 from holdfast.snapshot.view.lazy import Snapshot
+from holdfast.store import Store
 from holdfast.trees.registered import Types
 from tests.faults.damage import replace as replace_object
 from tests.kit.memory import measure_rise_kib

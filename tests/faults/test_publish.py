@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from holdfast.errors import CommitUnknown, HoldfastError
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
+from holdfast.store import Store
 from holdfast.testing.faults import Crashed, Fault, FaultyStore
 from tests.faults.thinning import THINNED, find_first
 

@@ -12,11 +12,11 @@ import holdfast
 from holdfast import content_store
 from holdfast.digest import hash_bytes
 from holdfast.errors import Mismatch
-from holdfast.facade import Store
 from holdfast.repo.format.grid import Extent, cut_extent
 from holdfast.repo.handle.repository import MIN_BUDGET_BYTES
 from holdfast.repo.read.reader import SnapshotReader, WriteObserver
 from holdfast.snapshot.load import cast
+from holdfast.store import Store
 from holdfast.tensors.device_digest import digests
 from holdfast.tensors.device_digest.choice import choose_backend, list_accelerators
 from holdfast.tensors.device_digest.digests import digest

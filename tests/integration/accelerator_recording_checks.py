@@ -19,8 +19,8 @@ from holdfast.capture.record.observer import RecordingWarning
 from holdfast.capture.record.replay import hash_all
 from holdfast.capture.stored.events import Event
 from holdfast.digest import fingerprint, hash_bytes
-from holdfast.facade import Store
 from holdfast.repo.names.snapshots import DamagedName, iter_names
+from holdfast.store import Store
 from holdfast.tensors.device_digest import deferred
 from holdfast.tensors.device_digest.pieces import Part
 from holdfast.tensors.device_digest.side_stream import HostLink

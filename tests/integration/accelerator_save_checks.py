@@ -15,12 +15,12 @@ import holdfast
 import holdfast.dcp
 from holdfast.digest import Digest, hash_bytes
 from holdfast.errors import DeviceFault, SourceChanged
-from holdfast.facade import Store
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.format.layout import PACKS
 from holdfast.repo.handle.repository import MIN_BUDGET_BYTES
 from holdfast.repo.upkeep.collect import Rules
 from holdfast.snapshot.save import device_digests
+from holdfast.store import Store
 from holdfast.tensors.device_digest import digests
 from holdfast.tensors.device_digest.pieces import DevicePiece
 from tests.integration.accelerator import ACCELERATOR, DEVICE, digest_quickly

@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 import holdfast
 from holdfast.dcp import StorageReader
 from holdfast.errors import Corrupt, DigestMismatch
-from holdfast.facade import Store
 from holdfast.snapshot.load import cells
+from holdfast.store import Store
 from holdfast.tensors.device_digest.choice import choose_backend
 from holdfast.tensors.device_digest.digests import digest_pieces
 from holdfast.tensors.device_digest.tree import digest_by_tree

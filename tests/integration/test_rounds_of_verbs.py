@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.facade import Store
 from holdfast.objects.cloud.cloud_store import REQUESTS_AT_ONCE, CloudStore
 from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.snapshots import delete_snapshot
 from holdfast.repo.upkeep.collect import Rules, collect, plan_collect, verify_may_collect
 from holdfast.repo.upkeep.prune import Keep, apply_prune, read_prune_plan
+from holdfast.store import Store
 from tests.cli.runs import Cli
 from tests.kit.many_snapshots import fill_server
 from tests.kit.rounds import Rounds, count_rounds

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from holdfast.errors import Mismatch
-from holdfast.facade import Store
+from holdfast.store import Store
 from tests.kit.tensors import raw_bytes
 
 

@@ -31,7 +31,7 @@ _PRELOADED: Final = (
     "holdfast.cli.main",
     "holdfast.cli.verbs.run",
     "holdfast.diff.values",
-    "holdfast.facade",
+    "holdfast.store",
     "holdfast.formats.export",
     "holdfast.formats.importing",
 )

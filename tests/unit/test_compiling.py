@@ -10,7 +10,7 @@ import torch
 
 from holdfast.compile_cache.backend import Compiler
 from holdfast.compiling import compile as compile_with_store
-from holdfast.opening import open as open_store
+from holdfast.store import open as open_store
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ import torch
 
 from holdfast.checkpointing import Saving, load_first_intact
 from holdfast.errors import NameInUse, NotFound, Unsupported
-from holdfast.facade import Store
 from holdfast.integrations.marker import Marker, encode_marker, read_marker, write_marker
 from holdfast.integrations.missing import RequiredLibrary
 from holdfast.mirror.retention import keep_unmirrored
 from holdfast.repo.upkeep.prune import Keep, apply_prune, read_prune_plan
 from holdfast.snapshot.save.staging import SaveHandle
 from holdfast.snapshot.view.lazy import Snapshot
+from holdfast.store import Store
 
 with RequiredLibrary("Accelerate", "accelerate"):
     import accelerate

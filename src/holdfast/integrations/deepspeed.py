@@ -10,7 +10,6 @@ from typing import Any, Final
 import torch
 
 from holdfast.errors import NotFound, Unsupported
-from holdfast.facade import Store
 from holdfast.integrations.marker import (
     Marker,
     encode_marker,
@@ -22,6 +21,7 @@ from holdfast.integrations.marker import (
 )
 from holdfast.integrations.missing import RequiredLibrary
 from holdfast.integrations.together import call_together
+from holdfast.store import Store
 
 with RequiredLibrary("DeepSpeed", "deepspeed"):
     from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointCommitInfo, CheckpointEngine

@@ -18,7 +18,6 @@ from holdfast.distributed.checkpoint.checkpoint import World
 from holdfast.distributed.checkpoint.training import training_state
 from holdfast.distributed.dcp.install import read_place
 from holdfast.errors import AmbiguousName, Mismatch, NameInUse, NotFound, Unsupported
-from holdfast.facade import Store
 from holdfast.integrations.marker import (
     Marker,
     encode_marker,
@@ -30,8 +29,9 @@ from holdfast.integrations.marker import (
 from holdfast.integrations.missing import RequiredLibrary
 from holdfast.json_text import Json
 from holdfast.objects.url import is_url
-from holdfast.opening import open as open_store
 from holdfast.snapshot.view.lazy import Snapshot
+from holdfast.store import Store
+from holdfast.store import open as open_store
 from holdfast.trees.outline import Leaf
 
 with RequiredLibrary("Lightning", "lightning"):

@@ -23,8 +23,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from holdfast.distributed.talk.failures import is_caused_by
 from holdfast.errors import Corrupt, NotAStore, NotFound, RankError, StoreGone, Unsupported
-from holdfast.facade import Store
-from holdfast.opening import open as open_store
+from holdfast.store import Store
+from holdfast.store import open as open_store
 
 _KEY: Final = "holdfast checkpoint"
 

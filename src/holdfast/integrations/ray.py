@@ -12,11 +12,11 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from holdfast.errors import NotFound, Unsupported
-from holdfast.facade import Store
 from holdfast.integrations.marker import Marker, encode_marker, open_store_of, read_marker, write_marker
 from holdfast.integrations.missing import RequiredLibrary
 from holdfast.json_text import Json
-from holdfast.opening import open as open_store
+from holdfast.store import Store
+from holdfast.store import open as open_store
 
 with RequiredLibrary("Ray Train", "ray"):
     import pyarrow.fs

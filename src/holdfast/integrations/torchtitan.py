@@ -11,8 +11,8 @@ import torch
 from holdfast.errors import Mismatch, Unsupported
 from holdfast.integrations.missing import RequiredLibrary
 from holdfast.integrations.together import call_together
-from holdfast.opening import open as open_store
 from holdfast.snapshot.view.lazy import Snapshot
+from holdfast.store import open as open_store
 from holdfast.texts import list_some
 
 with RequiredLibrary("TorchTitan", "torchtitan"):

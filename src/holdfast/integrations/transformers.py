@@ -14,10 +14,10 @@ from typing import Any, Final
 from holdfast.checkpointing import CheckpointManager, ManagerOptions, load_first_intact
 from holdfast.distributed.checkpoint.training import RankRng, TrainingState, training_state
 from holdfast.errors import Mismatch, Unsupported
-from holdfast.facade import Store
 from holdfast.integrations.missing import RequiredLibrary
 from holdfast.json_text import is_number
 from holdfast.snapshot.view.lazy import Snapshot
+from holdfast.store import Store
 from holdfast.tensors.sharding.sharded import PerRank, per_rank
 
 with RequiredLibrary("Transformers with Accelerate", "transformers"):

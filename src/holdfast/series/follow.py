@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class FollowedStore(Protocol):
-    """The methods of a Store that a follower calls; `facade.Store` says what they do."""
+    """The methods of a Store that a follower calls; `Store` says what they do."""
 
     @property
     def repository(self) -> Repository:

@@ -34,7 +34,7 @@ _ATTEMPTS: Final = 1000
 
 
 class PublishingStore(Protocol):
-    """The methods of a Store that publishing calls; `facade.Store` says what they do."""
+    """The methods of a Store that publishing calls; `Store` says what they do."""
 
     @property
     def save(self) -> Callable[..., SaveResult]:

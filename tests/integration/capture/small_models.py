@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from holdfast.facade import Store
+from holdfast.store import Store
 
 STEPS: Final = 3
 WORDS: Final = 32

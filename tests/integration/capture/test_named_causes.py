@@ -14,8 +14,8 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import ExponentialLR
 
 from holdfast.capture.compare.result import RunDiff
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
+from holdfast.store import Store
 from tests.integration.capture.small_models import (
     MODELS,
     WORDS,

@@ -20,8 +20,8 @@ from holdfast.capture.compare.rank_diffs import diff_ranks
 from holdfast.capture.compare.result import Origin, RunDiff
 from holdfast.capture.record.observer import RecordingWarning
 from holdfast.capture.record.options import LevelName
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
+from holdfast.store import Store
 from holdfast.testing.faults import Fault, FaultyStore
 from holdfast.testing.ranks import run_ranks
 from tests.integration.capture import transformer

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
-from holdfast.facade import Store
+from holdfast.store import Store
 
 Plant = Callable[[int, "Transformer", torch.optim.Optimizer], None]
 """What is done to a model and its optimizer before a step."""

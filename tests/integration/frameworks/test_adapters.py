@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
+from holdfast.store import Store
 
 pytest.importorskip("peft", reason="needs PEFT, which `make test` installs")
 

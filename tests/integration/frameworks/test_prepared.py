@@ -10,8 +10,8 @@ import torch
 
 import holdfast
 from holdfast.errors import Unsupported
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
+from holdfast.store import Store
 from tests.kit.loading import bytes_of
 
 accelerate = pytest.importorskip("accelerate", reason="needs Accelerate, which `make test` installs")

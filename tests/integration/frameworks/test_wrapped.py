@@ -16,8 +16,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import holdfast
 from holdfast.errors import Unsupported
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
+from holdfast.store import Store
 from tests.kit.loading import bytes_of
 
 pytest.importorskip("lightning", reason="Lightning is not installed: pip install 'holdfast[lightning]'")

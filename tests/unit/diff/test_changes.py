@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from holdfast.diff.changes import Aspect, Distance
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
+from holdfast.store import Store
 
 
 def make_store() -> Store:

@@ -14,11 +14,11 @@ import torch
 from holdfast.diff.changes import Diff
 from holdfast.diff.compare import compare
 from holdfast.errors import NotFound
-from holdfast.facade import Store
 from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.write.writer import Request, save
+from holdfast.store import Store
 from tests.kit.saving import Watched, snapshot_of
 from tests.kit.tensors import TENSORS
 

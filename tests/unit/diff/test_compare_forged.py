@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat
-from holdfast.facade import Store
 from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.write.writer import Request, save
+from holdfast.store import Store
 
 
 @pytest.fixture

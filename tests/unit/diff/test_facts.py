@@ -8,11 +8,11 @@ import torch
 
 from holdfast.diff.facts import LeafFacts, iter_described, join_role, parse_shape
 from holdfast.errors import Corrupt
-from holdfast.facade import Store
 from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.read.reader import open_snapshot
 from holdfast.snapshot.load.opened import Opened
+from holdfast.store import Store
 
 
 def describe(tree: object) -> dict[str, LeafFacts]:

@@ -17,10 +17,10 @@ from holdfast.diff.items import (
     is_same,
     iter_tiles,
 )
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.read.read_ahead import ReadAhead
 from holdfast.repo.read.reader import SnapshotReader
+from holdfast.store import Store
 from tests.kit.saving import snapshot_of
 from tests.kit.tensors import raw_bytes
 

@@ -10,9 +10,9 @@ import torch
 
 from holdfast.diff.changes import LiveTree
 from holdfast.errors import NotFound, Unsupported
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
-from holdfast.opening import open as open_store
+from holdfast.store import Store
+from holdfast.store import open as open_store
 from holdfast.tensors.sharding.sharded import shard
 from tests.kit.saving import Watched
 from tests.kit.tensors import TENSORS

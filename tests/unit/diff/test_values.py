@@ -14,8 +14,8 @@ from holdfast.diff.changes import Diff, Distance
 from holdfast.diff.items import (
     ReadableEntry,
 )
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
+from holdfast.store import Store
 from tests.kit.capabilities import param_dtypes
 
 NAN, INF = float("nan"), float("inf")

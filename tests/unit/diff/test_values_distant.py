@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from holdfast.facade import Store
 from holdfast.objects.cloud.cloud_store import CloudStore
+from holdfast.store import Store
 from tests.kit.rounds import count_rounds
 from tests.kit.s3_server import serve_s3
 from tests.unit.objects.cloud.servers import open_cloud

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from holdfast.errors import Corrupt, NotFound, SnapshotGone, StoreError
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.layout import PACKS
 from holdfast.repo.names import watch
 from holdfast.repo.upkeep.collect import Rules
+from holdfast.store import Store
 from tests.faults.hooked_store import HookedStore
 from tests.kit.patience import PATIENCE_S
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from holdfast.errors import BadName, NameInUse, StoreError
-from holdfast.facade import Store
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.layout import PACKS, SNAPSHOTS, generation_key, new_write_id, snapshot_stem
 from holdfast.repo.names.snapshots import commit_snapshot, read_snapshot
 from holdfast.series.publish import is_version, read_next
+from holdfast.store import Store
 from tests.faults.hooked_store import HookedStore
 
 

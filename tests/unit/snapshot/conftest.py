@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
+from holdfast.store import Store
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from holdfast.errors import Mismatch
-from holdfast.facade import Store
 from holdfast.snapshot.call import Call
+from holdfast.store import Store
 
 
 def collect(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -15,9 +15,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from holdfast.errors import Corrupt, Unsupported
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.snapshot.leaves import LeafWriter, iter_entry_numbers, list_parts, renumber
+from holdfast.store import Store
 from holdfast.tensors.storage import free_storage
 from holdfast.trees.registered import Types
 from tests.kit.capabilities import needs_ability

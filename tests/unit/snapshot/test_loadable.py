@@ -10,7 +10,7 @@ import torch
 
 from holdfast.distributed.checkpoint.training import training_state
 from holdfast.errors import Unsupported
-from holdfast.facade import Store
+from holdfast.store import Store
 
 
 class Holder:

@@ -16,10 +16,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from holdfast.errors import Mismatch
-from holdfast.facade import Store
-from holdfast.opening import open as open_store
 from holdfast.snapshot import resume
 from holdfast.snapshot.resume import ResumableSampler, RngState
+from holdfast.store import Store
+from holdfast.store import open as open_store
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 

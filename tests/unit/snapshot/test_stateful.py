@@ -10,8 +10,8 @@ import torch
 
 import holdfast
 from holdfast.errors import Unsupported
-from holdfast.facade import Store
 from holdfast.snapshot.stateful import expand, is_stateful
+from holdfast.store import Store
 from holdfast.tensors.sharding.sharded import PerRank, per_rank
 
 

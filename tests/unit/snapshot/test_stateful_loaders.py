@@ -9,9 +9,9 @@ import torch
 
 from holdfast.distributed.checkpoint.training import training_state
 from holdfast.errors import Unsupported
-from holdfast.facade import Store
 from holdfast.snapshot.resume import ResumableSampler
 from holdfast.snapshot.stateful import is_stateful
+from holdfast.store import Store
 from tests.kit.wrappers import ForwardingOptimizer, WrappedLoader
 
 

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from holdfast.facade import Store
 from holdfast.snapshot.stateful import find_wrapping
+from holdfast.store import Store
 
 Wrap = Callable[[torch.nn.Module], Any]
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from holdfast.errors import Unsupported
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
+from holdfast.store import Store
 from holdfast.trees.known import KNOWN, import_known, is_known
 from holdfast.trees.registered import Types, find_kind
 

@@ -13,7 +13,7 @@ from holdfast.compile_cache.backend import make_compiler
 from holdfast.compile_cache.whole.known_calls import CallDescription
 from holdfast.compile_cache.whole.ordinary import OrdinaryCompile
 from holdfast.compile_cache.whole.running import LoadedProgram
-from holdfast.opening import open as open_store
+from holdfast.store import open as open_store
 
 
 @pytest.mark.slow

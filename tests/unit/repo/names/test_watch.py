@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import StoreError
-from holdfast.facade import Store
 from holdfast.objects.local import local_store
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore
@@ -17,6 +16,7 @@ from holdfast.repo.format.layout import SNAPSHOTS
 from holdfast.repo.names.record_cache import RecordCache
 from holdfast.repo.names.snapshots import read_snapshot
 from holdfast.repo.names.watch import NameWatch
+from holdfast.store import Store
 from tests.kit.hooking import Hook
 from tests.kit.waiting_store import WaitingStore
 

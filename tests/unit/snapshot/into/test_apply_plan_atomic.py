@@ -10,8 +10,8 @@ import torch
 
 import holdfast.snapshot.into.apply_plan
 from holdfast.errors import Mismatch, OutOfMemory, Unsupported
-from holdfast.facade import Store
 from holdfast.snapshot.into.apply_plan import delaying_signals
+from holdfast.store import Store
 from tests.kit.hooking import Hook
 from tests.kit.loading import bytes_of, noise
 

@@ -14,10 +14,10 @@ import holdfast
 import holdfast.snapshot.into.swap
 from holdfast.digest import hash_bytes
 from holdfast.errors import Corrupt, Mismatch, OutOfMemory
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.layout import PACKS
 from holdfast.snapshot.into.changes import hash_memory
+from holdfast.store import Store
 from tests.kit.tensors import raw_bytes
 
 CHUNK = 1 << 20

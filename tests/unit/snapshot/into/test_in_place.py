@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from holdfast.errors import Mismatch
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.entry import Entry
 from holdfast.snapshot.into.in_place import copy_into
 from holdfast.snapshot.load.opened import Opened
+from holdfast.store import Store
 from holdfast.tensors.storage import free_storage, is_allocated
 from tests.kit.capabilities import needs_torch
 from tests.kit.loading import bytes_of, noise, problems_of

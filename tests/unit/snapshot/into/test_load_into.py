@@ -12,10 +12,10 @@ import torch
 
 from holdfast.cli.main import main
 from holdfast.errors import Corrupt, Mismatch, Unsupported
-from holdfast.facade import Store
-from holdfast.opening import open as open_store
 from holdfast.repo.format.layout import PACKS
 from holdfast.snapshot.into.plan import IntoOptions
+from holdfast.store import Store
+from holdfast.store import open as open_store
 from tests.kit.loading import bytes_of, noise, problems_of
 from tests.kit.saving import pack_of, rot
 from tests.tensor_zoo import Scaled

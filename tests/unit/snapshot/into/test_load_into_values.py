@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
+from holdfast.store import Store
 from tests.kit.loading import noise, problems_of
 
 

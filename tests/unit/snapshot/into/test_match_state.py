@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from holdfast.errors import Mismatch
-from holdfast.facade import Store
+from holdfast.store import Store
 from tests.kit.loading import bytes_of, noise, problems_of
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.facade import Store
 from holdfast.snapshot.into.plan import IntoOptions, IntoPlan, check_cast, fit_replacement
+from holdfast.store import Store
 from holdfast.tensors.spec import SpecDecoder
 from holdfast.trees.registered import Types
 

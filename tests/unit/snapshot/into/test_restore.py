@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from holdfast.errors import Mismatch
-from holdfast.facade import Store
+from holdfast.store import Store
 from tests.kit.capabilities import needs_torch
 from tests.kit.loading import bytes_of, noise, problems_of
 

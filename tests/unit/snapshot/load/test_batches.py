@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast.facade import Store
 from holdfast.snapshot.load.batches import iter_batches, read_to_memory, view_tensor_memory
+from holdfast.store import Store
 from holdfast.tensors.memory import new_memory
 
 CPU = torch.device("cpu")

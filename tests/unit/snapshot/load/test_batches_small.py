@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from holdfast.errors import Corrupt, DigestMismatch
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import pack_key
 from holdfast.snapshot.load.load import LeafReader
 from holdfast.snapshot.load.options import LoadOptions
+from holdfast.store import Store
 from holdfast.tensors.build import SMALL_BATCH_DTYPES
 from holdfast.trees.outline import iter_stored
 from holdfast.trees.registered import Types

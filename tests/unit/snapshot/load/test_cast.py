@@ -10,11 +10,11 @@ import torch
 
 import holdfast
 from holdfast.errors import Unsupported
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import MIN_BUDGET_BYTES
 from holdfast.repo.read.reader import SnapshotReader
 from holdfast.snapshot.load.options import LoadOptions
+from holdfast.store import Store
 from holdfast.trees.move import PACKED_FLOAT
 from tests.kit.capabilities import param_dtypes
 from tests.kit.loading import noise

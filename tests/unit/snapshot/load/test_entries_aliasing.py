@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.layout import PACKS
+from holdfast.store import Store
 from holdfast.tensors import sources
 from tests.kit.saving import keys, stored_bytes
 from tests.kit.tensors import SUBCLASSES, TENSORS, assert_same_tensor

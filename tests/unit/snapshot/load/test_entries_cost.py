@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.chunk import ChunkRef, Location
 from holdfast.repo.format.entry import ChunkRows, EntryRows
@@ -18,6 +17,7 @@ from holdfast.repo.format.manifest_encoding import encode_manifest
 from holdfast.repo.format.source import BytesSource, cut_sources
 from holdfast.snapshot.load import batches as batches_module
 from holdfast.snapshot.load.batches import SmallTensors
+from holdfast.store import Store
 from holdfast.tensors.spec import describe
 
 COUNT = 4000

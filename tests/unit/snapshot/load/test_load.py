@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from holdfast.errors import Corrupt, DigestMismatch, MissingChunk, NotFound, Unsupported
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.layout import pack_key
 from holdfast.snapshot.view.lazy import Snapshot
+from holdfast.store import Store
 from tests.kit.saving import pack_of, rot
 from tests.kit.tensors import SUBCLASSES, TENSORS, assert_same_tensor
 

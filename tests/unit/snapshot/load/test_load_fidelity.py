@@ -19,8 +19,8 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
+from holdfast.store import Store
 from tests.kit.tensors import SUBCLASSES, TENSORS, assert_same_tensor, find_facts
 
 KINDS = {kind: list(names) for kind, names in groupby(sorted(TENSORS), key=lambda name: name.partition("/")[0])}

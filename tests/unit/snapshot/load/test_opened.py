@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from holdfast.errors import AmbiguousName, Corrupt, NotFound
-from holdfast.facade import Store
 from holdfast.json_text import Json
 from holdfast.snapshot.load.opened import EntryRef, Opened, find_saved_device
+from holdfast.store import Store
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from holdfast.errors import NameInUse, Unsupported
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.names.snapshots import read_snapshot
 from holdfast.repo.read.reader import SnapshotReader
 from holdfast.snapshot.save.save import SaveOptions, make_request
+from holdfast.store import Store
 from holdfast.trees.registered import Types
 
 

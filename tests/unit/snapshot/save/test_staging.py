@@ -16,7 +16,6 @@ import torch
 
 from holdfast.digest import Buffer
 from holdfast.errors import NameInUse, SourceChanged, StoreError, Unsupported
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.protocol import Upload
 from holdfast.objects.thread_pool import BackgroundThread
@@ -26,6 +25,7 @@ from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import MIN_BUDGET_BYTES
 from holdfast.snapshot.save.copies import Slabs
 from holdfast.snapshot.save.staging import AsyncSaver
+from holdfast.store import Store
 from tests.kit.hooking import Hook, hooked
 from tests.kit.loading import noise as noisy
 from tests.kit.saving import Watched, keys, noise

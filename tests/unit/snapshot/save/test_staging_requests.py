@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from holdfast.facade import Store
 from holdfast.objects.cloud.cloud_store import CloudStore
+from holdfast.store import Store
 from tests.kit.rounds import count_rounds
 from tests.kit.s3_server import S3Server, serve_s3
 from tests.unit.objects.cloud.servers import open_cloud

@@ -12,12 +12,12 @@ import torch
 
 from holdfast.cli.main import main
 from holdfast.errors import AmbiguousName, Corrupt, NotFound
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
-from holdfast.opening import open as open_store
 from holdfast.repo.format.layout import PACKS
 from holdfast.repo.upkeep.collect import Rules
 from holdfast.snapshot.view.lazy import LazyTensor, View
+from holdfast.store import Store
+from holdfast.store import open as open_store
 from tests.kit.loading import noise
 from tests.kit.patience import measure_cpu_s
 from tests.kit.saving import Watched, pack_of, rot

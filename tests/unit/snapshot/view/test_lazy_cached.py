@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from holdfast.errors import Corrupt
-from holdfast.facade import Store
 from holdfast.objects.disk_cache import DiskCache
+from holdfast.store import Store
 from tests.kit.s3_server import S3Server, serve_s3
 from tests.kit.saving import only_pack, rot
 from tests.unit.objects.cloud.servers import open_cloud

@@ -7,9 +7,9 @@ import gc
 import pytest
 import torch
 
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.layout import PACKS
+from holdfast.store import Store
 from tests.kit.loading import noise
 from tests.kit.saving import Watched
 

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.layout import PACKS
+from holdfast.store import Store
 from tests.kit.loading import noise
 from tests.kit.saving import Watched
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from holdfast.errors import NameInUse, NotFound, Unsupported
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
-from holdfast.opening import open as open_store
 from holdfast.query.lineage import LineageLog
 from holdfast.repo.format.layout import PACKS
 from holdfast.repo.upkeep.collect import Rules
+from holdfast.store import Store
+from holdfast.store import open as open_store
 from tests.kit.hooking import Hook
 from tests.kit.saving import keys
 

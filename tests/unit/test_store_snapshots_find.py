@@ -9,7 +9,7 @@ import pytest
 
 import holdfast
 from holdfast.errors import BadExpression, NotFound
-from holdfast.facade import Store
+from holdfast.store import Store
 
 
 @pytest.fixture

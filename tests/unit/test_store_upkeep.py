@@ -10,11 +10,11 @@ import torch
 
 import holdfast
 from holdfast.errors import NotFound
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
 from holdfast.progress import ProgressUpdate
 from holdfast.repo.format.layout import PACKS
 from holdfast.repo.upkeep.collect import Rules
+from holdfast.store import Store
 from tests.kit.saving import keys
 
 

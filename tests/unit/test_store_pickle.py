@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast import facade
+from holdfast import store as store_module
 from holdfast.errors import ReadOnlyStore, StoreError, Unsupported
-from holdfast.facade import Store
+from holdfast.store import Store
 
 OPTIONS: dict[str, Any] = {
     "read_only": True,
@@ -38,7 +38,7 @@ def opened_with(monkeypatch: pytest.MonkeyPatch, store: Store) -> dict[str, Any]
         seen.append({"url": url, "budget_bytes": budget_bytes, "types": types, "store_id": store_id, **options})
 
     with monkeypatch.context() as patch:
-        patch.setattr(facade, "make_store", watch)
+        patch.setattr(store_module, "make_store", watch)
         pickle.loads(data)
     return seen[0]
 

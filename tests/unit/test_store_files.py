@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import holdfast
+import holdfast.store as own
 from holdfast import Snapshot, Store
 from holdfast.cli.verbs import files as verbs
 from holdfast.files import keep
-from holdfast.store_methods import files
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def store(tmp_path: Path) -> Store:
 
 def test_the_store_and_the_command_line_use_the_same_functions() -> None:
     for name in ("keep_files", "plan_sources", "restore_files"):
-        assert getattr(files, name) is getattr(verbs, name) is getattr(keep, name)
+        assert getattr(own, name) is getattr(verbs, name) is getattr(keep, name)
 
 
 REFERENCES: dict[str, Callable[[Store], str | Snapshot]] = {

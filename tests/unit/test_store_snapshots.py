@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import NameInUse
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore, VirtualClock
+from holdfast.store import Store
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from typing import Final
 
 import pytest
 
-from holdfast.facade import Store
 from holdfast.objects.memory import MemoryStore
+from holdfast.store import Store
 from tests.faults.hooked_store import HookedStore
 from tests.kit.saving import new_repo, noise, save_bytes
 

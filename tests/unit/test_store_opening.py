@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import BadName, NotAStore, ReadOnlyStore
-from holdfast.opening import open as open_store
+from holdfast.store import open as open_store
 
 
 def test_opening_writes_nothing_and_the_first_save_creates(tmp_path: Path) -> None:
