@@ -14,8 +14,8 @@ from tests.architecture.sources import PACKAGE, Source, parse_source, read_sourc
 
 # Raising one of these is a change of its own, with its reason.
 MAX_FILE_LINES: Final = 600
-LONGER_FILES: Final = {"src/holdfast/store.py": 1100}
-"""The one class that users work with: each method describes all its parameters, and has a few lines of code."""
+LONGER_FILES: Final = {"src/holdfast/store.py": 1450}
+"""The one class that users work with: half of it are signatures, and docstrings that describe each parameter."""
 MAX_FUNCTION_LINES: Final = 60
 MAX_POSITIONAL: Final = 6
 MAX_MODULES: Final = 13
@@ -56,13 +56,19 @@ def _check_source(source: Source) -> Iterator[str]:
 
 
 def _check_function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
-    num_lines = (node.end_lineno or node.lineno) - node.lineno + 1
+    num_lines = (node.end_lineno or node.lineno) - node.lineno + 1 - _count_docstring(node)
     if num_lines > MAX_FUNCTION_LINES:
         yield f"has {num_lines} lines, at most {MAX_FUNCTION_LINES}"
     names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
     num_positional = len(names) - (names[:1] in (["self"], ["cls"]))
     if num_positional > MAX_POSITIONAL:
         yield f"takes {num_positional} positional parameters, at most {MAX_POSITIONAL}"
+
+
+def _count_docstring(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the lines of a docstring, which may describe many parameters."""
+    first = node.body[0]
+    return (first.end_lineno or first.lineno) - first.lineno + 1 if ast.get_docstring(node) else 0
 
 
 def test_every_file_keeps_its_budget() -> None:
@@ -104,7 +110,13 @@ def test_a_planted_violation_is_reported(path: str, code: str, reason: str) -> N
 
 @pytest.mark.parametrize(
     "code",
-    ["x = 1\n" * 600, _function(60), _function(2, "self, a, b, c, d, e, f"), _function(2, "a, *, b, c, d, e, f, g")],
+    [
+        "x = 1\n" * 600,
+        _function(60),
+        'def act():\n    """Act.\n\n    So.\n    """\n' + "    pass\n" * 59,
+        _function(2, "self, a, b, c, d, e, f"),
+        _function(2, "a, *, b, c, d, e, f, g"),
+    ],
 )
 def test_what_is_allowed_is_not_reported(code: str) -> None:
     assert find_violations([parse_source("src/holdfast/repo/format/pack.py", code)]) == []
