@@ -17,6 +17,7 @@ FOLDER: Final = "docs/reference/api"
 INDEX: Final = f"{FOLDER}/README.md"
 _OF_STORE: Final = "holdfast.store."
 """Where the types are imported that methods of `Store` only take or return."""
+_PARAMETER: Final = re.compile(r" {4}(\w+): (.*)")
 _SELF: Final = re.compile(r"^(self|cls)(, /)?(, )?")
 Definition = ast.ClassDef | ast.FunctionDef | ast.AnnAssign | ast.Assign
 
@@ -40,19 +41,14 @@ PAGES: Final = (
         (
             "holdfast.open",
             "holdfast.Store",
+            "holdfast.store.OpenOptions",
             "holdfast.Snapshot",
             "holdfast.LazyTensor",
             "holdfast.store.SaveResult",
-            "holdfast.store.SaveChoices",
-            "holdfast.store.PublishChoices",
-            "holdfast.store.IntoChoices",
-            "holdfast.store.FollowChoices",
             "holdfast.store.Follower",
-            "holdfast.store.ServeChoices",
             "holdfast.store.StoreServer",
             "holdfast.store.Restored",
             "holdfast.store.SaveHandle",
-            "holdfast.store.ExportChoices",
             "holdfast.store.ExportResult",
             "holdfast.store.ExportHandle",
             "holdfast.store.Mirror",
@@ -61,7 +57,6 @@ PAGES: Final = (
             "holdfast.store.Bisection",
             "holdfast.store.Diff",
             "holdfast.store.Finding",
-            "holdfast.store.KeepRules",
             "holdfast.store.PrunePlan",
             "holdfast.store.Pruned",
             "holdfast.store.Rules",
@@ -81,7 +76,6 @@ PAGES: Final = (
             "holdfast.TrainingState",
             "holdfast.training_state",
             "holdfast.checkpointing.CheckpointManager",
-            "holdfast.checkpointing.ManagerOptions",
             "holdfast.checkpointing.Saved",
             "holdfast.Call",
         ),
@@ -93,7 +87,6 @@ PAGES: Final = (
         (
             "holdfast.shard",
             "holdfast.per_rank",
-            "holdfast.distributed.checkpoint.choices.Together",
             "holdfast.distributed.talk.collectives.Collectives",
             "holdfast.distributed.checkpoint.module_sync.sync_module_states",
             "holdfast.distributed.checkpoint.module_sync.sync_tensors",
@@ -146,7 +139,7 @@ PAGES: Final = (
         "compile.md",
         "Compile cache",
         "Compiled graphs that the next process loads instead of compiling.",
-        ("holdfast.compile", "holdfast.store.Compiler", "holdfast.store.CompilerChoices"),
+        ("holdfast.compile", "holdfast.store.Compiler"),
     ),
     ApiPage(
         "runs.md",
@@ -154,11 +147,9 @@ PAGES: Final = (
         "Record a run, compare two, find the first NaN, run one call again.",
         (
             "holdfast.store.Recorder",
-            "holdfast.store.RecordChoices",
             "holdfast.store.Run",
             "holdfast.store.RunFacts",
             "holdfast.store.RunDiff",
-            "holdfast.store.DiffChoices",
             "holdfast.capture.compare.asserting.assert_runs_match",
             "holdfast.capture.compare.nan.find_nonfinite",
             "holdfast.capture.record.replay.replay",
@@ -204,6 +195,7 @@ PAGES: Final = (
             "holdfast.repo.handle.repository.Repository",
             "holdfast.repo.format.source.BytesSource",
             "holdfast.repo.write.writer.Request",
+            "holdfast.repo.write.writer.WriteOptions",
             "holdfast.repo.write.writer.save",
             "holdfast.repo.upkeep.check.Checker",
         ),
@@ -308,16 +300,34 @@ def _list_public(tree: ast.Module) -> list[str]:
 
 
 def render_page(src: Path, page: ApiPage) -> str:
-    """Return a page as plain Markdown: each name with its summary, and one line for each public method and field."""
+    """Return a page as plain Markdown: each name with its summary, its public methods and fields, their parameters."""
     sections = [_render_name(src, found) for found in list_names(src, page)]
     return f"{page.about}\n\n{''.join(sections)}".rstrip() + "\n"
 
 
 def _render_name(src: Path, found: Found) -> str:
-    lines = [f"- `{spelled}`{': ' * bool(text)}{text}\n" for spelled, text in _find_members(src, found).values()]
+    node = found.node
+    signature = f"`{_spell(node)}`\n\n" if isinstance(node, ast.FunctionDef) else ""
+    lines = _list_parameters(node) if isinstance(node, ast.FunctionDef) else []
+    for spelled, text, parameters in _find_members(src, found).values():
+        lines += [f"- `{spelled}`{': ' * bool(text)}{text}\n", *(f"    {line}" for line in parameters)]
     listed = "".join(lines) + "\n" if lines else ""
     summary = f"{found.summary}\n\n" if found.summary else ""
-    return f"## `{shorten(found)}`\n\n{summary}{listed}"
+    return f"## `{shorten(found)}`\n\n{summary}{signature}{listed}"
+
+
+def _list_parameters(function: ast.FunctionDef) -> list[str]:
+    """Return a line for each parameter that the docstring describes under `Args:`."""
+    _, _, section = (ast.get_docstring(function) or "").partition("\nArgs:\n")
+    lines: list[str] = []
+    for line in section.splitlines():
+        if not line.startswith("    "):
+            break
+        if named := _PARAMETER.match(line):
+            lines.append(f"- `{named[1]}`: {named[2]}")
+        elif lines:
+            lines[-1] += f" {line.strip()}"
+    return [f"{line}\n" for line in lines]
 
 
 def shorten(found: Found) -> str:
@@ -325,12 +335,15 @@ def shorten(found: Found) -> str:
     return found.public.rpartition(".")[2] if found.public.startswith(_OF_STORE) else found.public
 
 
-def _find_members(src: Path, found: Found) -> dict[str, tuple[str, str]]:
-    """Return the public members by name, each as it is called and with its text; those of bases come first."""
-    members: dict[str, tuple[str, str]] = {}
+def _find_members(src: Path, found: Found) -> dict[str, tuple[str, str, list[str]]]:
+    """Return the public members by name: as it is called, its text and its parameters; those of bases come first."""
+    members: dict[str, tuple[str, str, list[str]]] = {}
     for base in _iter_bases(src, found):
         members |= _find_members(src, base)
-    return members | {spelled.partition("(")[0]: (spelled, text) for spelled, text in _iter_members(found.node)}
+    return members | {
+        spelled.partition("(")[0]: (spelled, text, parameters)
+        for spelled, text, parameters in _iter_members(found.node)
+    }
 
 
 def _iter_bases(src: Path, found: Found) -> Iterator[Found]:
@@ -347,18 +360,20 @@ def _find_own(src: Path, name: str) -> Found | None:
         return None
 
 
-def _iter_members(node: Definition) -> Iterator[tuple[str, str]]:
-    """Yield each public method, property and documented field of a class, with the first paragraph on it."""
+def _iter_members(node: Definition) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield each public method, property and documented field of a class, with the first paragraph and parameters."""
     if not isinstance(node, ast.ClassDef):
         return
     for number, child in enumerate(node.body):
         match child:
             case ast.FunctionDef(name=name) if not name.startswith("_"):
-                yield _spell(child), " ".join((ast.get_docstring(child) or "").split("\n\n")[0].split())
+                summary = " ".join((ast.get_docstring(child) or "").split("\n\n")[0].split())
+                yield _spell(child), summary, _list_parameters(child)
             case ast.AnnAssign(target=ast.Name(id=name)) if not name.startswith("_"):
-                yield name, _read_field_text(node.body[number + 1 : number + 2]) or f"`{ast.unparse(child.annotation)}`"
+                text = _read_field_text(node.body[number + 1 : number + 2]) or f"`{ast.unparse(child.annotation)}`"
+                yield name, text, []
             case ast.Assign(targets=[ast.Name(id=name)]) if not name.startswith("_"):
-                yield name, _read_field_text(node.body[number + 1 : number + 2])
+                yield name, _read_field_text(node.body[number + 1 : number + 2]), []
             case _:
                 pass
 

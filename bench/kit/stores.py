@@ -14,7 +14,7 @@ from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.names.snapshots import read_snapshot
 from holdfast.repo.read.reader import open_snapshot
 from holdfast.repo.upkeep.check import Checker
-from holdfast.repo.write.writer import Request, SaveResult, save
+from holdfast.repo.write.writer import Request, SaveResult, WriteOptions, save
 
 Entries = Sequence[tuple[str, memoryview]]
 
@@ -52,7 +52,7 @@ def open_store(root: Path) -> Repository:
 def save_entries(repo: Repository, name: str, entries: Entries, *, verify_reuse: bool = True) -> SaveResult:
     """Save entries as one snapshot."""
     sources = [BytesSource(entry, data) for entry, data in entries]
-    return save(repo, Request(name, sources, verify_reuse=verify_reuse))
+    return save(repo, Request(name, sources, options=WriteOptions(verify_reuse=verify_reuse)))
 
 
 def fill_store(root: Path, size_bytes: int, *, packs: int) -> None:

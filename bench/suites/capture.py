@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._debug_mode import DebugMode
 
 from bench.kit.measure import Contestant, Goal, Result, Sizes, Timings, WrongResult, count_bytes, race
-from holdfast.capture.record.options import LevelName
+from holdfast.capture.record.options import LevelName, make_options
 from holdfast.capture.record.recorder import record
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.handle.repository import open_repository
@@ -119,7 +119,7 @@ def _measure(sizes: Sizes, work: Path) -> list[Result]:
 
     def recording(level: LevelName) -> AbstractContextManager[object]:
         repo = open_repository(LocalStore(root / str(next(numbers))), create=True)
-        return record(repo, "run", training.model, training.optimizer, level=level)
+        return record(repo, "run", training.model, training.optimizer, options=make_options(level=level))
 
     expected: list[torch.Tensor] = []
     contestants = {_BARE: stepping(training, nullcontext, expected, root)}
@@ -183,7 +183,7 @@ def _measure_again(training: _Training, work: Path) -> Result:
     weights = []
     for name in ("first", "second"):
         training.start()
-        with record(repo, name, training.model, training.optimizer, level="full"):
+        with record(repo, name, training.model, training.optimizer, options=make_options(level="full")):
             for _ in range(_STEPS):
                 training.step()
         weights.append(count_bytes(root))

@@ -18,6 +18,7 @@ from bench.kit.bare_work import CHUNK_BYTES, blake3_of, count_cores
 from bench.kit.measure import Contestant, Goal, Result, Sizes, WrongResult, race
 from holdfast.capture.compare.compare import diff_runs
 from holdfast.capture.compare.result import RunDiff
+from holdfast.capture.record.options import make_options
 from holdfast.capture.record.recorder import record
 from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.runs import Run, read_run
@@ -111,7 +112,7 @@ def _train(repo: Repository, name: str, shape: _Shape) -> None:
     model = _Language(shape)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     changed, before = _CHANGED
-    with record(repo, name, model, optimizer, level="full"):
+    with record(repo, name, model, optimizer, options=make_options(level="full")):
         for step in range(shape.steps):
             words = torch.randint(0, shape.words, (shape.batch, shape.tokens))
             if name == "bad" and step == before:

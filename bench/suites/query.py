@@ -23,7 +23,7 @@ from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.names.listed import list_user_names
 from holdfast.repo.names.record_cache import RecordCache
 from holdfast.repo.names.snapshots import CommittedSnapshot
-from holdfast.repo.write.writer import Request, save
+from holdfast.repo.write.writer import Request, WriteOptions, save
 
 _WHERE: Final = "val_loss < 0.1 and step >= 10"
 _SORT: Final = "val_loss"
@@ -64,7 +64,12 @@ def _fill(root: Path, number: int) -> list[str]:
         name, loss = f"run/step-{step}", numbers.random()
         metadata = {"step": step, "metrics": {"val_loss": loss, "train_loss": numbers.random()}}
         environment = {"host": "node-1", "python": "3.11.7", "torch": "2.13.0", "world_size": 8}
-        save(repo, Request(name, [BytesSource("x", b"%d" % step)], metadata=metadata, environment=environment))
+        save(
+            repo,
+            Request(
+                name, [BytesSource("x", b"%d" % step)], options=WriteOptions(metadata=metadata, environment=environment)
+            ),
+        )
         if loss < 0.1 and step >= 10:
             losses[name] = loss
     return sorted(losses, key=losses.__getitem__) or [""]

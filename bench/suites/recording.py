@@ -24,7 +24,7 @@ from xxhash import xxh3_128_digest
 from bench.kit.hugging_face import IS_INSTALLED, MODELS, Training
 from bench.kit.measure import Contestant, Goal, Result, Sizes, Timings, race, random_bytes
 from bench.suites.capture import DEBUG_MODE, debug_mode, stepping
-from holdfast.capture.record.options import LevelName
+from holdfast.capture.record.options import LevelName, make_options
 from holdfast.capture.record.recorder import record
 from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.runs import read_run
@@ -72,7 +72,7 @@ def _measure(model: str, sizes: Sizes, work: Path) -> list[Result]:
 
     def recording(level: LevelName) -> AbstractContextManager[object]:
         repo = open_repository(LocalStore(root / str(next(numbers))), create=True)
-        return record(repo, "run", training.model, training.optimizer, level=level)
+        return record(repo, "run", training.model, training.optimizer, options=make_options(level=level))
 
     def step_within(context: Callable[[], AbstractContextManager[object]]) -> Contestant:
         return stepping(training, context, expected, root, steps=STEPS)
@@ -96,7 +96,7 @@ def find_traffic(training: Training) -> Traffic:
     """Record two steps, and return what was seen in the second."""
     training.start()
     repo = open_repository(MemoryStore(), create=True)
-    with record(repo, "run", training.model, training.optimizer, level="digest"):
+    with record(repo, "run", training.model, training.optimizer, options=make_options(level="digest")):
         training.step()
         training.step()
     found = read_run(repo, "run")

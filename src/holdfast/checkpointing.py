@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from types import FrameType, TracebackType
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from typing_extensions import Self
 
-from holdfast.distributed.checkpoint.checkpoint import World, find_world
-from holdfast.distributed.checkpoint.choices import Together
+from holdfast.distributed.checkpoint.checkpoint import DEFAULT_TIMEOUT_S, World, find_world
 from holdfast.distributed.talk.failures import is_caused_by
 from holdfast.errors import Corrupt, NotFound, RankError
 from holdfast.json_text import Json
@@ -26,12 +25,10 @@ from holdfast.mirror.retention import keep_unmirrored
 from holdfast.objects.at_exit import before_exit
 from holdfast.repo.handle.compression import Compression, DeltaChoice
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.upkeep.prune import Keep, KeepRules, apply_prune, find_metric, make_keep, read_prune_plan
+from holdfast.repo.upkeep.prune import BestRule, Keep, apply_prune, find_metric, make_keep, read_prune_plan
 from holdfast.snapshot.save.staging import SaveHandle
 from holdfast.snapshot.view.lazy import Snapshot
 from holdfast.texts import parse_duration
-
-DEFAULT_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 # Reasons to stop, in the order in which they win if ranks have different ones.
 _NOTHING, _TIME_IS_UP, _SIGNAL = 0, 1, 2
@@ -65,29 +62,25 @@ class ManagedStore(Protocol):
         """Delete what no snapshot needs."""
 
 
-class ManagerOptions(KeepRules, total=False):
-    """Keyword arguments of `Store.manager`: when to save and stop. The rules say what to keep besides the newest.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagerOptions:
+    """When a manager saves and stops, and what it keeps besides the newest; `Store.manager` describes each."""
 
-    `keep_best` is `("val_loss", 2)` or `("accuracy", 2, "max")`. A checkpoint is kept if any rule applies.
-    """
-
-    every: int | None
-    """A number of steps."""
-    every_seconds: float | timedelta | str | None
-    async_: bool
-    """False to save in the foreground."""
-    stop_after: float | timedelta | str | None
-    """Save and stop after this time, such as "3h50m"."""
-    stop_signals: Iterable[signal.Signals]
-    """Signals that save and stop; SIGTERM and SIGINT by default."""
-    gc: bool
-    """False to leave the space of deleted checkpoints to a later `gc`."""
-    compression: Compression
-    """How new bytes are stored; by default as in `holdfast.open`."""
-    delta: DeltaChoice
-    """Whether new bytes are stored as the difference from the checkpoint before; by default as in `holdfast.open`."""
-    process_group: dist.ProcessGroup | None
-    timeout_s: float
+    every: int | None = None
+    every_seconds: float | timedelta | str | None = None
+    keep_last: int = 0
+    keep_every: int = 0
+    keep_within: float | timedelta = 0.0
+    keep_tagged: bool = True
+    keep_best: BestRule | None = None
+    async_: bool = True
+    stop_after: float | timedelta | str | None = None
+    stop_signals: Iterable[signal.Signals] = (signal.SIGTERM, signal.SIGINT)
+    gc: bool = True
+    compression: Compression = "default"
+    delta: DeltaChoice | None = None
+    process_group: dist.ProcessGroup | None = None
+    timeout_s: float = DEFAULT_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +110,12 @@ class CheckpointManager:
         self._own_names = re.compile(re.escape(prefix) + "step-([0-9]+)")
         self._schedule = _Schedule(options)
         self._rules = _make_rules(options)
-        self._is_async, self._collects = options.get("async_", True), options.get("gc", True)
-        self._how: dict[str, Any] = {name: options[name] for name in ("compression", "delta") if name in options}
-        self._together = Together()
-        if "process_group" in options:
-            self._together["process_group"] = options["process_group"]
-        if "timeout_s" in options:
-            self._together["timeout_s"] = options["timeout_s"]
-        world = find_world(**self._together)
+        self._options = options
+        self._together: dict[str, Any] = {"process_group": options.process_group, "timeout_s": options.timeout_s}
+        world = find_world(process_group=options.process_group, timeout_s=options.timeout_s)
         self._is_first_rank = world is None or world.is_first_rank
         self._votes = _Votes(world)
-        self._signals = _Signals(options.get("stop_signals", DEFAULT_SIGNALS))
+        self._signals = _Signals(options.stop_signals)
         self._saving: Saving | None = None
         self._last: Saved | None = None
         self._resumed_step: int | None = None
@@ -237,9 +225,10 @@ class CheckpointManager:
         metadata |= {"step": saved.step}
         if saved.metrics:
             metadata["metrics"] = {name: float(value) for name, value in saved.metrics.items()}
-        is_async = self._is_async and not self._stop_reason
+        is_async = self._options.async_ and not self._stop_reason
         save: Callable[..., object] = self._store.save_async if is_async else self._store.save
-        result = save(saved.name, tree, overwrite=True, metadata=metadata, **self._how, **self._together)
+        how = {"compression": self._options.compression, "delta": self._options.delta, **self._together}
+        result = save(saved.name, tree, overwrite=True, metadata=metadata, **how)
         self._last = saved
         self._schedule.note_saved()
         self._saving = Saving(result if isinstance(result, SaveHandle) else None, self._clean_up)
@@ -253,7 +242,7 @@ class CheckpointManager:
         store = self._store.repository.verify_same()
         plan = read_prune_plan(store, self._prefix, self._rules, only=self._own_names)
         plan = keep_unmirrored(self._store.repository, plan)
-        if apply_prune(store, plan).deleted and self._collects:
+        if apply_prune(store, plan).deleted and self._options.gc:
             self._store.gc()
 
     def _has_metric(self, rules: Keep) -> bool:
@@ -279,10 +268,15 @@ class CheckpointManager:
 
 def _make_rules(options: ManagerOptions) -> Keep | None:
     """Return the rules for pruning; None if there are none. The newest checkpoint is always kept."""
-    rules: dict[str, Any] = {name: options[name] for name in KeepRules.__annotations__ if name in options}  # type: ignore[literal-required]  # these are its keys
-    if not any(value for name, value in rules.items() if name != "keep_tagged"):
+    if not (options.keep_last or options.keep_every or options.keep_within or options.keep_best):
         return None
-    keep = make_keep(**rules)
+    keep = make_keep(
+        keep_last=options.keep_last,
+        keep_every=options.keep_every,
+        keep_within=options.keep_within,
+        keep_tagged=options.keep_tagged,
+        keep_best=options.keep_best,
+    )
     return replace(keep, last=max(1, keep.last))
 
 
@@ -330,8 +324,8 @@ class _Schedule:
     """When to save and when to stop, by this process's own clock."""
 
     def __init__(self, options: ManagerOptions) -> None:
-        self._every = options.get("every")
-        every_s, stop_after = options.get("every_seconds"), options.get("stop_after")
+        self._every = options.every
+        every_s, stop_after = options.every_seconds, options.stop_after
         self._every_s = None if every_s is None else parse_seconds(every_s)
         self._stop_after_s = None if stop_after is None else parse_seconds(stop_after)
         if self._every is not None and self._every < 1:

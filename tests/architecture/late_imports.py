@@ -27,6 +27,7 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
     "cli/verbs/files.py": {"holdfast.trees.outline": "a snapshot of files has no tree"},
     "cli/verbs/formats.py": {
         "holdfast.formats": "needs torch, and `holdfast import --help` does not",
+        "holdfast.snapshot.save.save": "needs torch, as the import does",
         "holdfast.tensors.dtypes": "needs torch; only --dtype uses it",
         "holdfast.trees.registered": "needs torch, as the import does",
     },

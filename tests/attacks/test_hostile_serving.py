@@ -171,7 +171,7 @@ def test_every_path_about_a_hostile_run_ends_fast_and_with_a_sentence(
 ) -> None:
     facts, table = RUNS[name]
     with holdfast.open(tmp_path / "store") as store, store.serve() as server, caplog.at_level(logging.ERROR):
-        options = SaveOptions(metadata={"run": facts}, environment=False)
+        options = SaveOptions(metadata={"run": facts})
         save_tree(store.repository, "@runs/evil/@r0/00000000", {TABLE: table, TENSORS: {}}, options, types=Types())
         ask(server, "run", name="evil")  # imports torch, which takes longer than a request may
 

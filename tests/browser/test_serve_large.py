@@ -10,7 +10,7 @@ import torch
 
 from holdfast.objects.memory import MemoryStore
 from holdfast.serving.server import StoreServer
-from holdfast.store import Store
+from holdfast.store import OpenOptions, Store
 from tests.browser.chromium import Browser
 from tests.browser.work import PageMeter, PageWork, time_python_loop
 from tests.kit.memory import measure_rise_kib
@@ -32,7 +32,7 @@ Acts = Mapping[str, tuple[str, str]]
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[Store]:
-    store = Store(MemoryStore(), options={"environment": False})
+    store = Store(MemoryStore(), OpenOptions(environment=False))
     for step in range(SNAPSHOTS):
         metrics = {"loss": 1 / (step + 1), "acc": step / SNAPSHOTS}
         save_bytes(store.repository, f"run{step % 7}/step-{step}", {"x": b"%d" % step}, metadata={"metrics": metrics})

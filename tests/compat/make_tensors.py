@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from holdfast.objects.memory import MemoryStore
-from holdfast.store import Store
+from holdfast.store import OpenOptions, Store
 from tests.compat.archive import HERE, add, pack
 from tests.kit.tensors import COMPOSITES, ORDINARY, SUBCLASSES, TENSORS
 
@@ -69,7 +69,7 @@ def make_archive() -> bytes:
     """Return the store as a compressed archive, the same bytes every time."""
     inner = MemoryStore()
     with mock.patch("os.urandom", random.Random("tensors").randbytes):
-        store = Store(inner, types=SUBCLASSES, options={"environment": False})
+        store = Store(inner, OpenOptions(types=SUBCLASSES, environment=False))
         store.save("every", make_tree(choose_names()), grads=True)
     return pack(inner.contents())
 

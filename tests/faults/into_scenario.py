@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from holdfast.objects.memory import MemoryStore
-from holdfast.store import Store
+from holdfast.store import OpenOptions, Store
 from tests.kit.tensors import raw_bytes
 
 Facts = dict[str, object]
@@ -92,7 +92,7 @@ OBJECTS = ("hooked", "optimizer", "tally", "schedule")
 def make_store() -> MemoryStore:
     """Return a store that holds the tree to be loaded, as "x"."""
     store = MemoryStore()
-    with Store(store, types=[Settings]) as opened:
+    with Store(store, OpenOptions(types=[Settings])) as opened:
         opened.save("x", make_tree(SAVED))
     return store
 

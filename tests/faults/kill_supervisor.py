@@ -16,7 +16,7 @@ from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.snapshots import read_snapshot
 from holdfast.repo.names.tags import set_tag
-from holdfast.repo.write.writer import Request, save
+from holdfast.repo.write.writer import Request, WriteOptions, save
 from tests.filesystems.places import open_place
 
 NAMES = ("run/a", "run/b", "elsewhere")
@@ -42,7 +42,7 @@ def work(root: str, version: int) -> None:
         name = name_of(version)
         _tell(f"begin {name} {version}")
         sources = [BytesSource(entry, data) for entry, data in content(name, version).items()]
-        request = Request(name, sources, metadata={"version": version}, overwrite=True)
+        request = Request(name, sources, options=WriteOptions(metadata={"version": version}, overwrite=True))
         save(open_repository(store, create=True), request)
         _tell(f"saved {name} {version}")
         snapshot = read_snapshot(store, name)

@@ -18,7 +18,7 @@ from holdfast.repo.names.tags import Tag, delete_tag, iter_tags, set_tag
 from holdfast.repo.read.reader import open_snapshot
 from holdfast.repo.upkeep.check import Checker
 from holdfast.repo.upkeep.findings import Finding
-from holdfast.repo.write.writer import Request, SaveResult, save
+from holdfast.repo.write.writer import Request, SaveResult, WriteOptions, save
 from tests.kit.deltas import trained
 from tests.kit.encoded import halves
 
@@ -101,7 +101,7 @@ def save_content(
     """Open the store as a user would, and save."""
     sources = [BytesSource(entry, data, item_bytes=2) for entry, data in content.items()]
     repo = open_repository(store, create=True, compression=compression)
-    return save(repo, Request(name, sources, overwrite=overwrite))
+    return save(repo, Request(name, sources, options=WriteOptions(overwrite=overwrite)))
 
 
 Act = Callable[[ObjectStore], None]

@@ -24,7 +24,7 @@ from holdfast.repo.names.roots import read_live
 from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
 from holdfast.repo.upkeep.collect import Rules, collect
 from holdfast.repo.upkeep.transfer import apply_repack, copy_snapshot, plan_repack
-from holdfast.repo.write.writer import Request, save
+from holdfast.repo.write.writer import Request, WriteOptions, save
 from tests.faults.unsynced import UnsyncedFiles
 
 NAMES: Final = 4
@@ -108,7 +108,7 @@ class Worker:
         name, version = self._name(), self._version
         self._version += 1
         sources = [BytesSource(entry, data) for entry, data in content(name, version).items()]
-        request = Request(name, sources, metadata={"version": version}, overwrite=True)
+        request = Request(name, sources, options=WriteOptions(metadata={"version": version}, overwrite=True))
         self._change(name, str(version), lambda: save(open_repository(self._store, create=True), request))
 
     def _delete(self) -> None:
@@ -121,7 +121,7 @@ class Worker:
         self._version += 1
         sources = [BytesSource(entry, data) for entry, data in content(name, version).items()]
         source = open_repository(self._source, create=True)
-        save(source, Request(name, sources, metadata={"version": version}, overwrite=True))
+        save(source, Request(name, sources, options=WriteOptions(metadata={"version": version}, overwrite=True)))
         target = open_repository(self._store, create=True)
         held = read_snapshot(self._source, name)
         self._change(name, str(version), lambda: copy_snapshot(source, held, target, overwrite=True))

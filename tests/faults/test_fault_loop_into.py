@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.errors import StoreError
 from holdfast.objects.memory import MemoryStore
-from holdfast.store import Store
+from holdfast.store import OpenOptions, Store
 from tests.faults.into_scenario import OLD, Facts, Settings, find_facts, find_lies, make_store, make_tree
 
 Raise = Callable[[], BaseException]
@@ -71,7 +71,7 @@ def load(
 ) -> BaseException | None:
     """Load into the tree, and return what that raised."""
     try:
-        with Store(store, types=[Settings]) as opened:
+        with Store(store, OpenOptions(types=[Settings])) as opened:
             opened.load_into("x", tree, atomic=is_atomic, since=since)
     except BaseException as error:  # noqa: BLE001 - for the test to look at
         return error

@@ -24,7 +24,7 @@ from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.snapshots import read_snapshot
 from holdfast.snapshot.load.options import LoadOptions
 from holdfast.snapshot.view.lazy import Snapshot
-from holdfast.store import Store
+from holdfast.store import OpenOptions, Store
 from holdfast.trees.registered import Types
 from tests.faults.damage import replace as replace_object
 from tests.kit.memory import measure_rise_kib
@@ -65,7 +65,7 @@ class Forger:
     def __init__(self, tree: Any) -> None:
         self.store = MemoryStore()
         self.types = Types(SUBCLASSES)
-        Store(self.store, types=SUBCLASSES, options={"environment": False}).save("x", tree, grads=True)
+        Store(self.store, OpenOptions(types=SUBCLASSES, environment=False)).save("x", tree, grads=True)
         self.repo = open_repository(self.store)
         self.record = read_snapshot(self.store, "x")
         manifest = read_manifest(self.store, self.record.manifest)
@@ -247,7 +247,7 @@ def make_whole() -> tuple[MemoryStore, object]:
     tree = {name: trees[name] for name in ("views", "gaps", "plain", "arrays", "quantised")}
     tree["large"] = torch.arange(40_000, dtype=torch.int32).view(200, 200)[:, ::2]
     store = MemoryStore()
-    face = Store(store, types=SUBCLASSES, options={"environment": False})
+    face = Store(store, OpenOptions(types=SUBCLASSES, environment=False))
     face.save("x", tree)
     face.save("y", {"large": tree["large"] + 1, "w": torch.ones(3000)})
     return store, describe(tree)
@@ -261,7 +261,7 @@ def fuzz_files(rounds: range) -> None:
         store = whole.clone()
         for _ in range(chance.choice((1, 1, 1, 2, 5))):
             damage(store, chance)
-        found = load_or_refuse(lambda store=store: Store(store, types=SUBCLASSES).load("x"))  # type: ignore[misc]  # mypy cannot tell
+        found = load_or_refuse(lambda store=store: Store(store, OpenOptions(types=SUBCLASSES)).load("x"))  # type: ignore[misc]  # mypy cannot tell
         assert found is None or found == wanted, f"wrong bytes after {seed}"
         outcomes.add(found is None)
     assert outcomes == {True, False}

@@ -15,7 +15,7 @@ from holdfast.json_text import Json
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import read_snapshot
-from holdfast.repo.write.writer import Request, save
+from holdfast.repo.write.writer import Request, WriteOptions, save
 
 SECRET: Final = bytes(range(32))
 OTHER_SECRET: Final = bytes(range(1, 33))
@@ -49,7 +49,7 @@ def store_artifact(repo: Repository, artifact: Artifact | None = None, *, secret
 def forge(repo: Repository, name: str, entries: Mapping[str, Buffer], metadata: Mapping[str, Json]) -> StoredVariant:
     """Save an artifact under a name as anyone with write access can: every digest of the store is right."""
     sources = [BytesSource(entry, data, {"type": "artifact"}) for entry, data in entries.items()]
-    save(repo, Request(name, sources, metadata=metadata, overwrite=True))
+    save(repo, Request(name, sources, options=WriteOptions(metadata=metadata, overwrite=True)))
     return parse_variant(read_snapshot(repo.store, name))
 
 

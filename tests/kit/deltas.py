@@ -11,7 +11,7 @@ from holdfast.repo.format.chunk import DELTA, Base
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.compression import Compression, DeltaChoice
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.write.writer import Request, SaveResult, save
+from holdfast.repo.write.writer import Request, SaveResult, WriteOptions, save
 from tests.kit.encoded import halves
 from tests.kit.saving import MIB, new_repo, read_entries
 
@@ -43,7 +43,9 @@ def save_step(
 ) -> SaveResult:
     """Save entries as items of two bytes, as deltas where that is worth it."""
     sources = [BytesSource(entry, data, item_bytes=2) for entry, data in entries.items()]
-    return save(repo, Request(name, sources, compression=compression, delta=delta, overwrite=overwrite))
+    return save(
+        repo, Request(name, sources, options=WriteOptions(compression=compression, delta=delta, overwrite=overwrite))
+    )
 
 
 def delta_repo(store: ObjectStore | None = None, steps: int = 3) -> Repository:

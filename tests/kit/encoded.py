@@ -12,7 +12,7 @@ from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.compression import Compression
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.write.writer import Request, SaveResult, save
+from holdfast.repo.write.writer import Request, SaveResult, WriteOptions, save
 from tests.kit.saving import new_repo, read_entries
 
 CONFIGS = ["config/00000000", "config/00000001", "config/00000002"]
@@ -32,7 +32,7 @@ def save_encoded(
 ) -> SaveResult:
     """Save entries as items of two bytes."""
     sources = [BytesSource(entry, data, item_bytes=2) for entry, data in entries.items()]
-    return save(repo, Request(name, sources, compression=compression))
+    return save(repo, Request(name, sources, options=WriteOptions(compression=compression)))
 
 
 def encoded_repo(store: ObjectStore, name: str, entries: Mapping[str, bytes]) -> Repository:

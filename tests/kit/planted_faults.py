@@ -10,7 +10,7 @@ import torch
 
 from holdfast.capture.compare.compare import diff_runs
 from holdfast.capture.compare.result import Origin
-from holdfast.capture.record.options import LevelName
+from holdfast.capture.record.options import LevelName, make_options
 from holdfast.capture.record.recorder import record
 from holdfast.capture.stored.runs import Run, read_run
 from holdfast.objects.memory import MemoryStore
@@ -84,7 +84,7 @@ def train(
     data = torch.Generator().manual_seed(seed + 1)
     batches = [torch.randn(5, 4, generator=data) for _ in range(steps)]
     repo = open_repository(MemoryStore(), create=True)
-    with record(repo, name, model, optimizer, level=level, **choices):
+    with record(repo, name, model, optimizer, make_options(level=level, **choices)):
         for step, batch in [*enumerate(batches)][first:]:
             before_step(step, model, optimizer)
             optimizer.zero_grad()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
-from typing_extensions import Unpack
 
-from holdfast.capture.record.options import RecordOptions
+from holdfast.capture.record.options import make_options
 from holdfast.capture.record.recorder import Recorder, record
 from holdfast.capture.stored.events import Event, EventKind
 from holdfast.capture.stored.runs import Run, read_run
@@ -66,8 +66,8 @@ class Training:
         self.optimizer.step()
         return loss.detach()
 
-    def record(self, repo: Repository, name: str = "run", **choices: Unpack[RecordOptions]) -> Recorder:
-        return record(repo, name, self.model, self.optimizer, **choices)
+    def record(self, repo: Repository, name: str = "run", **choices: Any) -> Recorder:
+        return record(repo, name, self.model, self.optimizer, make_options(**choices))
 
 
 def new_training(make: Callable[[], nn.Module] = Model, *, seed: int = 0) -> Training:
@@ -82,7 +82,7 @@ def record_steps(
     *,
     training: Training | None = None,
     count: int = 2,
-    **choices: Unpack[RecordOptions],
+    **choices: Any,
 ) -> Run:
     """Record a few steps; each waits until what was sealed is written, so that failures come in their turn."""
     training = training or new_training()

@@ -32,7 +32,7 @@ from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, read_snapshot
 from holdfast.repo.read.reader import SnapshotReader
 from holdfast.repo.upkeep.findings import Finding
-from holdfast.repo.write.writer import Request, SaveResult, save
+from holdfast.repo.write.writer import Request, SaveResult, WriteOptions, save
 from holdfast.testing.faults import FaultyStore
 
 MIB = 1 << 20
@@ -40,9 +40,8 @@ PACK_ID = f"{'0' * 24}-{'0' * 16}"
 
 
 class Options(TypedDict, total=False):
-    """What `Request` takes beside name and sources."""
+    """What tests pass to `WriteOptions`."""
 
-    spec: Json
     metadata: Mapping[str, Json]
     environment: Mapping[str, Json]
     overwrite: bool
@@ -53,9 +52,11 @@ def new_repo(store: ObjectStore | None = None) -> Repository:
     return open_repository(MemoryStore() if store is None else store, create=True)
 
 
-def save_bytes(repo: Repository, name: str, entries: Mapping[str, Buffer], **options: Unpack[Options]) -> SaveResult:
+def save_bytes(
+    repo: Repository, name: str, entries: Mapping[str, Buffer], spec: Json = None, **options: Unpack[Options]
+) -> SaveResult:
     sources = [BytesSource(entry, data) for entry, data in entries.items()]
-    return save(repo, Request(name, sources, **options))
+    return save(repo, Request(name, sources, spec, options=WriteOptions(**options)))
 
 
 def load_bytes(repo: Repository, name: str) -> dict[str, bytes]:

@@ -17,7 +17,7 @@ from holdfast.repo.handle.compression import LEVELS, Compression
 from holdfast.repo.read.reader import SnapshotReader
 from holdfast.repo.upkeep.check import Checker
 from holdfast.repo.upkeep.transfer import copy_snapshot
-from holdfast.repo.write.writer import Request, save
+from holdfast.repo.write.writer import Request, WriteOptions, save
 from tests.kit.saving import load_bytes, new_repo, read_entries, snapshot_of
 
 SIZES = st.one_of(st.integers(1, 20_000), st.sampled_from([LEAST_BYTES - 1, LEAST_BYTES, 65_537, (1 << 20) + 4097]))
@@ -69,7 +69,7 @@ def test_any_mix_of_codecs_and_saves_loads_as_it_was_saved(
     store, target = MemoryStore(), new_repo()
     for number, (content, compression) in enumerate(saves):
         sources = [BytesSource(name, data, item_bytes=item_bytes) for name, data in content.items()]
-        save(new_repo(store), Request(str(number), sources, compression=compression))
+        save(new_repo(store), Request(str(number), sources, options=WriteOptions(compression=compression)))
     repo = new_repo(store)
     for number, (content, _) in enumerate(saves):
         assert load_bytes(repo, str(number)) == content

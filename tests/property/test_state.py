@@ -209,7 +209,7 @@ def test_a_part_of_a_tree_is_the_part_of_the_tree(plan: Plan, chosen: set[int]) 
 
 @given(PLANS)
 def test_chunks_cover_every_entry_without_gaps(plan: Plan) -> None:
-    request = make_request("x", plan.make(), SaveOptions(environment=False), Types())
+    request = make_request("x", plan.make(), SaveOptions(), Types())
     ends = [0] * len(request.sources)
     for piece in cut_sources(request.sources):
         assert piece.start == ends[piece.position]

@@ -23,7 +23,7 @@ from holdfast.repo.names.record_cache import RecordCache
 from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot, iter_user_names, read_snapshot
 from holdfast.repo.names.tags import delete_tag, set_tag
 from holdfast.repo.upkeep.collect import Rules, collect
-from holdfast.repo.write.writer import Request, save
+from holdfast.repo.write.writer import Request, WriteOptions, save
 
 NAMES: Final = ("run/1", "run/2", "run/10", "other")
 NOW: Final = Rules(min_age_s=0.0, expire_s=0.0)
@@ -47,7 +47,10 @@ class ListingMachine(RuleBasedStateMachine):
     @rule(name=names, loss=st.integers(0, 5), content=st.binary(max_size=3))
     def save(self, name: str, loss: int, content: bytes) -> None:
         metadata = {"metrics": {"loss": loss}}
-        save(self.repo, Request(name, [BytesSource("x", content)], metadata=metadata, overwrite=True))
+        save(
+            self.repo,
+            Request(name, [BytesSource("x", content)], options=WriteOptions(metadata=metadata, overwrite=True)),
+        )
 
     @rule(name=names)
     def delete(self, name: str) -> None:

@@ -31,7 +31,7 @@ from holdfast.repo.upkeep.prune import Keep, apply_prune, read_prune_plan
 from holdfast.repo.upkeep.repair import apply_repair, plan_repair, rebuild_index
 from holdfast.repo.upkeep.sweep import iter_marks, publish_mark
 from holdfast.repo.upkeep.transfer import apply_repack, copy_snapshot, plan_repack
-from holdfast.repo.write.writer import Request, save
+from holdfast.repo.write.writer import Request, WriteOptions, save
 from holdfast.testing.faults import Crashed, Fault, FaultyStore
 from tests.faults.hooked_store import HookedStore
 from tests.faults.scenario import Content, check_store, random_bytes, read_content
@@ -93,7 +93,9 @@ class RepositoryMachine(RuleBasedStateMachine):
         """Save and tell whether the name held the same already."""
         repo = self.repo if store is self.store else open_repository(store)
         sources = [BytesSource(entry, data, item_bytes=2) for entry, data in content.items()]
-        return save(repo, Request(name, sources, overwrite=overwrite, compression="small", delta=3)).existed
+        return save(
+            repo, Request(name, sources, options=WriteOptions(overwrite=overwrite, compression="small", delta=3))
+        ).existed
 
     @rule(name=names, content=contents)
     def save_or_be_refused(self, name: str, content: Content) -> None:

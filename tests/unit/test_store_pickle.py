@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from multiprocessing import get_context
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 import holdfast
 from holdfast import store as store_module
 from holdfast.errors import ReadOnlyStore, StoreError, Unsupported
-from holdfast.store import Store
+from holdfast.store import OpenOptions, Store
 
 OPTIONS: dict[str, Any] = {
     "read_only": True,
@@ -34,8 +33,8 @@ def opened_with(monkeypatch: pytest.MonkeyPatch, store: Store) -> dict[str, Any]
     seen: list[dict[str, Any]] = []
     data = pickle.dumps(store)
 
-    def watch(url: str, budget_bytes: int, types: Sequence[type], options: dict[str, bool], store_id: str) -> None:
-        seen.append({"url": url, "budget_bytes": budget_bytes, "types": types, "store_id": store_id, **options})
+    def watch(url: str, options: OpenOptions, store_id: str) -> None:
+        seen.append({"url": url, "store_id": store_id, **asdict(options)})
 
     with monkeypatch.context() as patch:
         patch.setattr(store_module, "make_store", watch)

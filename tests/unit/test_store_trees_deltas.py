@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.distributed.checkpoint.choices import SaveChoices
 from holdfast.repo.format.chunk import DELTA
 from holdfast.repo.handle.compression import DeltaChoice
 from holdfast.testing.ranks import run_ranks
@@ -36,10 +35,9 @@ def test_a_save_follows_its_own_choice_or_that_of_the_store(
     tmp_path: Path, opened: DeltaChoice, saved: DeltaChoice | None, is_delta: bool
 ) -> None:
     store = holdfast.open(tmp_path, compression="small", delta=opened)
-    choices = SaveChoices() if saved is None else SaveChoices(delta=saved)
-    store.save("run/0", make(0), **choices)
-    result = store.save("run/1", make(1), **choices)
-    store.save_async("run/2", make(2), **choices).wait()
+    store.save("run/0", make(0), delta=saved)
+    result = store.save("run/1", make(1), delta=saved)
+    store.save_async("run/2", make(2), delta=saved).wait()
     assert (count_deltas(store, "run/1") > 0, count_deltas(store, "run/2") > 0) == (is_delta, is_delta)
     assert (result.stored_bytes < 0.3 * result.new_bytes) == is_delta
     for step in range(3):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, Final
 
 import torch
 
@@ -16,68 +15,30 @@ from holdfast.compile_cache.artifacts.prefetch import Prefetch
 from holdfast.compile_cache.artifacts.trust import Trust, read_secret
 from holdfast.compile_cache.artifacts.why import Explanation
 from holdfast.compile_cache.cache import CompileCache, CompiledCall
+from holdfast.compile_cache.choices import CompilerOptions, Strict
 from holdfast.compile_cache.counters import CacheStatistics
 from holdfast.compile_cache.key.inputs import may_share
 from holdfast.compile_cache.key_parts import GraphKey, Uncacheable, UnknownCode
-from holdfast.compile_cache.single_flight import WAIT_S, WaitOptions
+from holdfast.compile_cache.single_flight import WaitOptions
 from holdfast.errors import CompileCacheError, StoreError
 from holdfast.repo.handle.repository import Repository
 
 _log = logging.getLogger(__name__)
 
-Strict = bool | Literal["hit"]
 _STRICT_BYPASS: Final = "strict: a graph cannot be cached"
 
 
-class CompilerOptions(TypedDict, total=False):
-    """Keyword arguments of `make_compiler`."""
-
-    mode: str | None
-    options: Mapping[str, Any] | None
-    strict: Strict
-    trust: bool
-    key_file: str | os.PathLike[str] | None
-    versions: Mapping[str, str] | None
-    wait_s: float
-    import_in_background: bool
-
-
-def make_compiler(
-    repo: Repository,
-    *,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    strict: Strict = False,
-    trust: bool = False,
-    key_file: str | os.PathLike[str] | None = None,
-    versions: Mapping[str, str] | None = None,
-    wait_s: float = WAIT_S,
-    import_in_background: bool = False,
-) -> Compiler:
-    """Make a backend for `torch.compile` that stores compiled graphs in a repository.
-
-    Args:
-        repo: the repository that stores the graphs.
-        mode: the mode of `torch.compile`, such as "max-autotune".
-        options: the compiler options of `torch.compile`.
-        strict: True raises CompileCacheError for graphs that cannot be cached and entries that cannot be used, instead
-            of compiling them. "hit" also raises for graphs that are not stored. An unsupported torch raises at once.
-        trust: load every entry of the store. If False, an entry is loaded only if it is signed with the secret, or if
-            no other user can write to the store.
-        key_file: path of a file with the secret that signs entries.
-        versions: a version for each custom operator (`"ns::op"`) whose code the cache cannot read.
-        wait_s: how long to wait for another process that is compiling the same graph, in seconds.
-        import_in_background: import torch's compiler in a background thread, which saves about a second while the
-            model loads. Concurrent imports of the same modules can fail, so import no other part of torch at that time.
-    """
+def make_compiler(repo: Repository, options: CompilerOptions | None = None) -> Compiler:
+    """Make a backend for `torch.compile` that stores compiled graphs in a repository."""
+    options = options or CompilerOptions()
     # Here and not when dynamo calls: a torch that is not known may wrap errors of backends.
-    if strict and (unsupported := inductor.find_unsupported()):
+    if options.strict and (unsupported := inductor.find_unsupported()):
         raise CompileCacheError(f"{_STRICT_BYPASS}: {unsupported}")
-    cache = CompileCache(
-        repo, trust=Trust(secret=read_secret(key_file), everything=trust), waiting=WaitOptions(wait_s=wait_s)
-    )
-    compiler = Compiler(cache, options=inductor.read_options(mode, options), strict=strict, versions=versions)
-    if import_in_background:
+    trust = Trust(secret=read_secret(options.key_file), everything=options.trust)
+    cache = CompileCache(repo, trust=trust, waiting=WaitOptions(wait_s=options.wait_s))
+    chosen = inductor.read_options(options.mode, options.options)
+    compiler = Compiler(cache, options=chosen, strict=options.strict, versions=options.versions)
+    if options.import_in_background:
         threading.Thread(target=inductor.find_obstacle, name="holdfast-import", daemon=True).start()
     return compiler
 

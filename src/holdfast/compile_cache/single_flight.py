@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeVar
 
+from holdfast.compile_cache.choices import WAIT_S
 from holdfast.digest import hash_kind
 from holdfast.errors import HoldfastError, NotFound, ObjectExists, StoreError
 from holdfast.repo.format.layout import generation_key, lease_stem
@@ -22,7 +23,6 @@ from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.generations import create_generation, list_generations, read_record
 from holdfast.repo.names.leases import beating, describe_lease
 
-WAIT_S: Final = 300.0
 BEAT_S: Final = 5.0
 """How often the compiling process renews its lease."""
 SILENT_S: Final = 6 * BEAT_S

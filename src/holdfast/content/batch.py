@@ -21,7 +21,7 @@ from holdfast.errors import Unsupported
 from holdfast.json_text import Json, parse_json
 from holdfast.repo.format.chunk import CHUNK_BYTES
 from holdfast.repo.format.source import BytesSource, Source
-from holdfast.repo.write.writer import Request
+from holdfast.repo.write.writer import Request, WriteOptions
 from holdfast.snapshot.leaves import TENSOR, LeafWriter, renumber
 from holdfast.snapshot.save.copies import StagedSource
 from holdfast.tensors.build import CPU, build_tensor, spread_items
@@ -147,7 +147,9 @@ class Batch:
             return value.json
 
         spec = {TREE: encode_tree(nodes, types=self._types, encode_leaf=encode_leaf)}
-        return Request(self.name, _plan(_make_unique(named), self._copies), spec, environment=environment)
+        return Request(
+            self.name, _plan(_make_unique(named), self._copies), spec, options=WriteOptions(environment=environment)
+        )
 
 
 def _split(name: str, tensor: torch.Tensor, types: Types) -> tuple[list[Json], list[tuple[str, torch.Tensor]]]:

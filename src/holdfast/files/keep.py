@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
-from typing import TypedDict
 
 from holdfast.errors import BadName, Corrupt, NameInUse, NotFound
 from holdfast.files.cuts import read_cuts
-from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import find_path, verify_path
 from holdfast.progress import Progress
@@ -23,40 +21,10 @@ from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import read_name
 from holdfast.repo.names.tags import read_tag
 from holdfast.repo.read.reader import SnapshotReader
-from holdfast.repo.write.writer import Request, SaveResult, save
+from holdfast.repo.write.writer import Request, SaveResult, WriteOptions, save
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A file or directory, or several."""
-
-
-class PutChoices(TypedDict, total=False):
-    """Keyword arguments of `Store.put`."""
-
-    metadata: Mapping[str, Json]
-    overwrite: bool
-    """Replace the snapshot that has the name, if there is one."""
-    follow_links: bool
-    """Follow symbolic links below a directory that lead outside of it, or to directories; otherwise an error."""
-
-
-class GetChoices(TypedDict, total=False):
-    """Keyword arguments of `Store.get`."""
-
-    only: str | None
-    """A pattern of names, in which `*` also matches `/`."""
-    overwrite: bool
-    raw: bool
-    """Also write entries that are no files, as bytes without a header."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeepOptions:
-    """How files are kept."""
-
-    metadata: Mapping[str, Json] = field(default_factory=dict)
-    overwrite: bool = False
-    """Replace the snapshot that has the name, if there is one."""
-    follow_links: bool = False
 
 
 def plan_sources(repo: Repository, paths: Paths, *, follow_links: bool = False) -> list[FileSource]:
@@ -70,7 +38,7 @@ def plan_sources(repo: Repository, paths: Paths, *, follow_links: bool = False) 
 
 
 def keep_files(
-    repo: Repository, name: str, sources: Sequence[FileSource], options: KeepOptions, *, progress: Progress | None
+    repo: Repository, name: str, sources: Sequence[FileSource], options: WriteOptions, *, progress: Progress | None
 ) -> SaveResult:
     """Save files as one snapshot, each as it is.
 
@@ -88,13 +56,13 @@ def keep_files(
         return save(repo, replace(request, sources=stored, runs={}), progress=progress)
 
 
-def _make_request(name: str, sources: Sequence[FileSource], options: KeepOptions) -> Request:
+def _make_request(name: str, sources: Sequence[FileSource], options: WriteOptions) -> Request:
     found = {number: cuts for number, source in enumerate(sources) if (cuts := read_cuts(source)).ends}
     pieces = list(sources)
     for number, cuts in found.items():
         pieces[number] = replace(pieces[number], cuts=cuts.ends, item_bytes=cuts.item_bytes)
     runs = {number: cuts.runs for number, cuts in found.items()}
-    return Request(name, pieces, runs=runs, metadata=options.metadata, overwrite=options.overwrite)
+    return Request(name, pieces, runs=runs, options=options)
 
 
 def _find_directory(store: ObjectStore) -> str | None:

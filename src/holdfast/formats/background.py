@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from holdfast.errors import StoreError
-from holdfast.formats.export import ExportChoices, ExportResult, export, make_export_options
+from holdfast.formats.export import ExportOptions, ExportResult, export
 from holdfast.formats.export_process import can_export_apart, export_apart
 from holdfast.low_priority import lower_priority
 from holdfast.objects.at_exit import before_exit
@@ -110,9 +110,8 @@ class ExportRunner:
         self._handles.append(handle)
         return handle
 
-    def export(self, repo: Repository, snapshot: CommittedSnapshot, path: str, choices: ExportChoices) -> ExportHandle:
-        """Validate the options, start an export and return at once."""
-        options = make_export_options(choices)
+    def export(self, repo: Repository, snapshot: CommittedSnapshot, path: str, options: ExportOptions) -> ExportHandle:
+        """Start an export and return at once."""
         act = export_apart if can_export_apart(repo) else export
         return self.start(snapshot.name, lambda progress: act(repo, snapshot, path, options, progress=progress))
 

@@ -8,13 +8,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Final, Literal
+from typing import Final
 
 import torch
-from typing_extensions import TypedDict
 
 from holdfast import __version__
-from holdfast.display.bars import make_progress
 from holdfast.errors import BadName, NameInUse
 from holdfast.files.keep import verify_target
 from holdfast.formats.receipt import Receipt, TensorDigest, write_receipt
@@ -28,7 +26,7 @@ from holdfast.formats.writing.torch_file import export_torch
 from holdfast.formats.writing.work import ExportWork, WrittenExport
 from holdfast.objects.local.files import Files, PosixFiles
 from holdfast.objects.url import verify_path
-from holdfast.progress import Progress, ProgressChoice, Silent
+from holdfast.progress import Progress, Silent
 from holdfast.repo.files import is_below
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
@@ -37,52 +35,43 @@ from holdfast.snapshot.load.cast import verify_dtype
 from holdfast.snapshot.load.opened import Opened
 from holdfast.tensors.dtypes import find_dtype
 
-ExportFormat = Literal["safetensors", "hf", "torch", "dcp"]
 _WRITERS: Final[Mapping[str, Callable[[ExportWork, str], WrittenExport]]] = {
     "safetensors": export_safetensors,
     "hf": export_hf,
     "torch": export_torch,
     "dcp": export_dcp,
 }
-FORMATS: Final[Mapping[str, ExportFormat]] = {"safetensors": "safetensors", "hf": "hf", "torch": "torch", "dcp": "dcp"}
+FORMATS: Final = tuple(_WRITERS)
 _FOLDERS: Final = ("hf", "dcp")
 _SIZE: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([KMGT])(i?)B")
 _POWERS: Final = {"K": 1, "M": 2, "G": 3, "T": 4}
 
 
-class ExportChoices(TypedDict, total=False):
-    """The options of `Store.export`."""
-
-    format: str
-    """"safetensors", the default; "hf": shards with an index, and the files beside the weights; "torch", for
-    torch.load(weights_only=True); or "dcp", for torch.distributed.checkpoint on any number of ranks."""
-    select: str
-    """Only what is below this name, without the name itself; all by default."""
-    exclude: Sequence[str]
-    """Patterns of leaf names to leave out."""
-    dtype: torch.dtype | None
-    """Cast floating-point tensors; the receipt states the errors."""
-    max_shard_size: int | str
-    """The largest size of the files of "hf" and "dcp"; "5GB" by default."""
-    replace: bool
-    """Replace a file, or a folder of an earlier export, unless files were added to that folder since."""
-    receipt: str | os.PathLike[str] | None
-    """Where the receipt is written; by default beside the file, or in the folder."""
-    progress: ProgressChoice
-    """True for a progress bar, or a function that receives each `ProgressUpdate`."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    """What to export, and how."""
+    """What to export, and how; `Store.export` describes each. Raises ValueError or BadName for a bad one."""
 
-    format: ExportFormat
+    format: str = "safetensors"
     select: str = ""
-    exclude: Sequence[str] = ()
+    exclude: str | Sequence[str] = ()
     dtype: torch.dtype | None = None
-    max_shard_bytes: int = 5 * 10**9
+    max_shard_size: int | str = "5GB"
     replace: bool = False
-    receipt_path: str | None = None
+    receipt: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no export could use, before anything is read."""
+        if self.format not in FORMATS:
+            raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {self.format!r}")
+        verify_dtype(self.dtype)
+        parse_shard_size(self.max_shard_size)
+        if self.receipt is not None:
+            verify_path(os.fspath(self.receipt))
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The patterns of leaf names to leave out."""
+        return (self.exclude,) if isinstance(self.exclude, str) else tuple(self.exclude)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,24 +86,6 @@ class ExportResult:
     """The number of bytes of all tensors in the files."""
 
 
-def make_export_options(choices: ExportChoices) -> ExportOptions:
-    """Return validated options; raises ValueError."""
-    format = choices.get("format", "safetensors")
-    if format not in FORMATS:
-        raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
-    verify_dtype(choices.get("dtype"))
-    exclude, receipt = choices.get("exclude", ()), choices.get("receipt")
-    return ExportOptions(
-        FORMATS[format],
-        select=choices.get("select", ""),
-        exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude),
-        dtype=choices.get("dtype"),
-        max_shard_bytes=parse_shard_size(choices.get("max_shard_size", "5GB")),
-        replace=choices.get("replace", False),
-        receipt_path=None if receipt is None else verify_path(os.fspath(receipt)),
-    )
-
-
 def parse_shard_size(size: int | str) -> int:
     """Return a size in bytes, such as 5GB (10**9) or 500MiB; raises BadName."""
     found = _SIZE.fullmatch(size) if isinstance(size, str) else None
@@ -124,14 +95,6 @@ def parse_shard_size(size: int | str) -> int:
     if number <= 0:
         raise BadName(f"{size!r} is not the size of a file; write a number of bytes, or one such as 5GB or 500MiB")
     return number
-
-
-def export_chosen(
-    repo: Repository, snapshot: CommittedSnapshot, destination: str, choices: ExportChoices
-) -> ExportResult:
-    """Validate the options, and export."""
-    bar = make_progress(choices.get("progress"))
-    return export(repo, snapshot, destination, make_export_options(choices), progress=bar)
 
 
 def export(
@@ -147,11 +110,12 @@ def export(
     verify_target(repo, destination)
     path, progress = os.path.abspath(destination), progress or Silent()
     is_folder = options.format in _FOLDERS
-    receipt_path = options.receipt_path or (os.path.join(path, RECEIPT_NAME) if is_folder else path + RECEIPT_SUFFIX)
-    if not is_folder or options.receipt_path:
+    chosen = None if options.receipt is None else os.fspath(options.receipt)
+    receipt_path = chosen or (os.path.join(path, RECEIPT_NAME) if is_folder else path + RECEIPT_SUFFIX)
+    if not is_folder or chosen:
         _verify_receipt_path(repo, receipt_path, path, replace=options.replace)
     with Opened(open_snapshot(repo, snapshot)) as opened:
-        tree = select_tree(opened, options.select, options.exclude)
+        tree = select_tree(opened, options.select, options.patterns)
         plan = plan_tensors(opened, tree)
         target = ExportTarget(
             files or PosixFiles(os.path.dirname(path)), path, is_folder=is_folder, replace=options.replace
@@ -159,7 +123,7 @@ def export(
         progress.begin(f"export {snapshot.name}", plan.size_bytes)
         try:
             with target, TensorCopier(opened, dtype=options.dtype, progress=progress) as copier:
-                work = ExportWork(opened, tree, plan, copier, target, options.max_shard_bytes)
+                work = ExportWork(opened, tree, plan, copier, target, parse_shard_size(options.max_shard_size))
                 written = _WRITERS[options.format](work, os.path.basename(path))
                 receipt = _make_receipt(snapshot, destination, options.format, written)
                 if is_folder:
@@ -167,7 +131,7 @@ def export(
                 target.commit()
         finally:
             progress.end()
-    if not is_folder or options.receipt_path:
+    if not is_folder or chosen:
         write_receipt(receipt_path, receipt)
     return ExportResult(path, receipt, receipt_path, sum(_count_bytes(tensor.result) for tensor in receipt.tensors))
 

@@ -6,6 +6,7 @@ import builtins
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from holdfast import errors
@@ -72,13 +73,10 @@ def _follow(answers: Iterable[dict[str, Any]], progress: Progress) -> dict[str, 
 
 def _encode_options(options: ExportOptions) -> dict[str, Any]:
     return {
-        "format": options.format,
-        "select": options.select,
-        "exclude": list(options.exclude),
+        **asdict(options),
+        "exclude": options.patterns,
         "dtype": None if options.dtype is None else dtype_name(options.dtype),
-        "max_shard_bytes": options.max_shard_bytes,
-        "replace": options.replace,
-        "receipt_path": None if options.receipt_path is None else os.path.abspath(options.receipt_path),
+        "receipt": None if options.receipt is None else os.path.abspath(options.receipt),
     }
 
 

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 import torch
 
@@ -15,11 +15,10 @@ from holdfast.digest import Digest
 from holdfast.errors import BadName, Mismatch, NotFound, Unsupported
 from holdfast.formats.imported import FileOrigin, ImportedFile, ImportedTensor, decode_file, decode_tensor
 from holdfast.formats.reading.detect import open_checkpoint
-from holdfast.formats.reading.found import FoundCheckpoint, SourceFormat, iter_named_tensors, map_tree
+from holdfast.formats.reading.found import FoundCheckpoint, iter_named_tensors, map_tree
 from holdfast.formats.reading.placeholders import Placeholders, StoredStorage, TensorForm, make_tensor
 from holdfast.formats.receipt import CarriedFile, LeftOut, Receipt, ReceiptTensor
 from holdfast.formats.stream_digest import WaitingRoom
-from holdfast.json_text import Json
 from holdfast.objects.url import verify_path
 from holdfast.progress import Progress
 from holdfast.repo.files import is_below
@@ -41,36 +40,20 @@ IMPORT: Final = "import"
 _SAFE_DTYPES: Final = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-class ImportChoices(TypedDict, total=False):
-    """Keyword arguments of `Store.import_`."""
-
-    format: SourceFormat | None
-    """Which one, if a folder has several."""
-    rename: Mapping[str, str] | None
-    """Prefixes of keys to replace."""
-    dtype: torch.dtype | None
-    """Cast floating-point tensors to this dtype; the receipt states the largest error."""
-    unpickle: bool
-    """Load a file of torch.save that contains other objects. This can run arbitrary code."""
-    overwrite: bool
-    metadata: Mapping[str, Json] | None
-    follow_links: bool
-    """Follow symbolic links in the folder that lead outside of it, or to directories; otherwise they are refused."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImportOptions:
-    """How to import; see `Store.import_`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportOptions(SaveOptions):
+    """How a checkpoint is read, and then saved as a tree."""
 
     format: str | None = None
+    """Which one, if a folder has several."""
     rename: Mapping[str, str] = field(default_factory=dict)
+    """Prefixes of keys to replace."""
     dtype: torch.dtype | None = None
+    """Cast floating-point tensors to this dtype; the receipt states the largest error."""
     unpickle: bool = False
-    overwrite: bool = False
-    metadata: Mapping[str, Json] = field(default_factory=dict)
+    """Load a file of torch.save that contains other objects. This can run arbitrary code."""
     follow_links: bool = False
-    environment: bool = True
-    """Whether the snapshot keeps host and versions, as other saves do."""
+    """Follow symbolic links in the folder that lead outside of it, or to directories; otherwise they are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +62,6 @@ class ImportResult:
 
     saved: SaveResult
     receipt: Receipt
-
-
-def make_import_options(choices: ImportChoices, *, environment: bool = True) -> ImportOptions:
-    """Return options with defaults; None means the default."""
-    given: dict[str, Any] = {name: value for name, value in choices.items() if value is not None}
-    return ImportOptions(**given, environment=environment)
 
 
 def import_checkpoint(
@@ -107,7 +84,7 @@ def import_checkpoint(
     lines: list[_Lines] = []
     request = _make_request(name, found, path, options, types)
     saved = save(repo, replace(request, watch=lambda entries: lines.append(_decode(entries))), progress=progress)
-    receipt = _make_receipt(saved.name, saved.digest, time.time(), request.environment[IMPORT], lines[-1])
+    receipt = _make_receipt(saved.name, saved.digest, time.time(), request.options.environment[IMPORT], lines[-1])
     return ImportResult(saved, receipt)
 
 
@@ -171,12 +148,11 @@ def _make_request(name: str, found: FoundCheckpoint, path: str, options: ImportO
         "holdfast": __version__,
         "left_out": [[each.name, each.reason] for each in found.left_out],
     }
-    saved = SaveOptions(options.overwrite, {**found.metadata, **options.metadata}, environment=options.environment)
-    request = make_request(name, tree, saved, types)
+    metadata, environment = {**found.metadata, **options.metadata}, {**options.environment, IMPORT: facts}
+    request = make_request(name, tree, replace(options, metadata=metadata, environment=environment), types)
     repeats = _find_repeats(request.sources)
     sources = list(_iter_sources(request.sources, found, names, repeats))
-    environment = {**request.environment, IMPORT: facts}
-    return replace(request, sources=sources, repeats=repeats, environment=environment)
+    return replace(request, sources=sources, repeats=repeats)
 
 
 def _find_repeats(planned: Sequence[Source]) -> dict[int, int]:

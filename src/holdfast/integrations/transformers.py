@@ -73,17 +73,13 @@ def _verify_supported(trainer: Any) -> None:
 
 
 def _make_options(args: Any, *, async_: bool) -> ManagerOptions:
-    options = ManagerOptions(async_=async_)
     limit = args.save_total_limit
     if limit is None or limit <= 0:
-        return options
+        return ManagerOptions(async_=async_)
     if args.metric_for_best_model is None:
-        options["keep_last"] = limit
-    else:
-        # The best one counts, too. With a limit of 1, the last and the best are kept, as the Trainer does.
-        options["keep_last"] = max(1, limit - 1)
-        options["keep_best"] = (_BEST, 1, "max")
-    return options
+        return ManagerOptions(async_=async_, keep_last=limit)
+    # The best one counts, too. With a limit of 1, the last and the best are kept, as the Trainer does.
+    return ManagerOptions(async_=async_, keep_last=max(1, limit - 1), keep_best=(_BEST, 1, "max"))
 
 
 class TrainerCheckpoints:
@@ -104,7 +100,7 @@ class TrainerCheckpoints:
         """Call `train` with the folder to resume from, if any, and with a manager that is open meanwhile."""
         with (
             TemporaryDirectory(prefix="holdfast-") as folder,
-            self._store.manager(self._prefix, **self._options) as own,
+            CheckpointManager(self._store, self._prefix, self._options) as own,
         ):
             self._folder, self._stand_ins, self._manager, self.stop_reason = Path(folder), {}, own, ""
             try:

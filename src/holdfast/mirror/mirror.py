@@ -127,13 +127,11 @@ def upload_now(repo: Repository, setting: MirrorSetting, *, progress: ProgressCh
     return news
 
 
-def note_mirror(repo: Repository, url: str | os.PathLike[str] | None, attached: dict[str, Mirror]) -> dict[str, Json]:
+def note_mirror(repo: Repository, url: str | os.PathLike[str], attached: dict[str, Mirror]) -> dict[str, Json]:
     """Attach the mirror of a single save, unless it is attached; return the note for the snapshot's environment.
 
     The note is committed with the snapshot, so that another process can finish the upload after a crash.
     """
-    if url is None:
-        return {}
     setting = replace(make_setting(url, store_url=repo.store.url), scope="named")
     if setting.url not in repo.mirrors:  # else it is attached, perhaps with options, which a save does not take
         attached[setting.url] = Mirror(repo, setting)

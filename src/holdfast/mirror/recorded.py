@@ -13,7 +13,7 @@ from holdfast.repo.format.layout import RESERVED
 from holdfast.repo.format.record import Fields
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import read_name
-from holdfast.repo.write.writer import Request, save
+from holdfast.repo.write.writer import Request, WriteOptions, save
 
 MIRRORS: Final = f"{RESERVED}mirrors"
 """The name of the snapshot without entries whose metadata lists the mirrors."""
@@ -100,4 +100,4 @@ def _write(repo: Repository, mirrors: Mapping[str, RecordedMirror]) -> None:
     places: dict[str, Json] = {
         url: {"store_id": each.store_id, "options": list(each.options)} for url, each in mirrors.items()
     }
-    save(repo, Request(MIRRORS, [], metadata={_FIELD: scopes, _PLACES: places}, overwrite=True))
+    save(repo, Request(MIRRORS, [], options=WriteOptions(metadata={_FIELD: scopes, _PLACES: places}, overwrite=True)))

@@ -46,14 +46,6 @@ def verify_path(text: str) -> str:
     return text
 
 
-def open_chosen(url: str, options: Mapping[str, Any]) -> ObjectStore:
-    """Open the object store at a path or URL with those of the options of `holdfast.open` that concern it."""
-    chosen = {name: options[name] for name in ("read_only", "single_writer", "storage_options") if name in options}
-    store = open_store(url, **chosen)
-    store.use_cache(options.get("cache"))
-    return store
-
-
 def open_store(
     url: str,
     *,

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from typing_extensions import Self
@@ -38,41 +38,21 @@ class FollowedStore(Protocol):
         """Load a snapshot in place."""
 
 
-class FollowChoices(TypedDict, total=False):
-    """Keyword arguments of `Store.follow`."""
-
-    since: str | Snapshot | None
-    """Yield only snapshots that are newer than this one."""
-    every: bool
-    """Yield every new snapshot in order, and not only the newest. One that was deleted meanwhile is not there."""
-    poll_s: float | None
-    """The longest pause between two looks at the store, in seconds. By default 0.1 in a directory, where a look takes
-    32 calls of stat, and 5 in a bucket, where it takes one request for 1,000 snapshots."""
-    timeout_s: float | None
-    """End the iteration after so many seconds without a new snapshot; None waits for ever."""
-    collective: bool
-    """False to follow in this process only."""
-    process_group: dist.ProcessGroup | None
-
-
 @dataclass(frozen=True, slots=True)
 class FollowOptions:
-    """What to follow, and how; see `FollowChoices`."""
+    """What to follow, and how."""
 
     since: CommittedSnapshot | None = None
+    """Yield only snapshots that are newer than this one."""
     every: bool = False
+    """Yield every new snapshot in order, and not only the newest."""
     poll_s: float | None = None
+    """The longest pause between two looks at the store; None leaves the choice to `NameWaiter`."""
     timeout_s: float | None = None
+    """End the iteration after so many seconds without a new snapshot; None waits for ever."""
     collective: bool = True
+    """False to follow in this process only."""
     process_group: dist.ProcessGroup | None = None
-
-
-def make_follow_options(
-    open_snapshot: Callable[[str], Snapshot], *, since: str | Snapshot | None = None, **choices: Any
-) -> FollowOptions:
-    """Return the options of a follower; raises NotFound if there is no snapshot `since`."""
-    snapshot = open_snapshot(since) if isinstance(since, str) else since
-    return FollowOptions(since=None if snapshot is None else snapshot.record, **choices)
 
 
 class Follower:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
 
 from holdfast.distributed.checkpoint.checkpoint import World, reporting_early
-from holdfast.distributed.checkpoint.choices import PublishChoices, choose_world
 from holdfast.distributed.talk.failures import is_caused_by
 from holdfast.errors import BadName, HoldfastError, NameInUse, RankError
 from holdfast.mirror.retention import keep_unmirrored
@@ -19,6 +18,7 @@ from holdfast.repo.names.listed import ListedName, list_wanted, read_wanted
 from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.upkeep.prune import Keep, PrunePlan, apply_prune, read_prune_plan
 from holdfast.repo.write.writer import SaveResult
+from holdfast.snapshot.save.save import SaveOptions
 
 _log = logging.getLogger(__name__)
 
@@ -33,28 +33,15 @@ _ATTEMPTS: Final = 1000
 """How often another publisher may be first; each time, it has published."""
 
 
-class PublishingStore(Protocol):
-    """The methods of a Store that publishing calls; `Store` says what they do."""
-
-    @property
-    def save(self) -> Callable[..., SaveResult]:
-        """Save a tree."""
-
-    @property
-    def repository(self) -> Repository:
-        """The repository that the store is."""
-
-    @property
-    def gc(self) -> Callable[[], object]:
-        """Delete what no snapshot needs."""
-
-
 @dataclass(frozen=True, slots=True)
 class PublishOptions:
-    """What is kept after a version was published."""
+    """How a version is saved, and what is kept afterwards."""
 
     keep: int = 2
+    """How many of the newest versions are not deleted."""
     gc: bool = True
+    """Free the bytes of deleted versions."""
+    saving: SaveOptions = field(default_factory=SaveOptions)
 
     def __post_init__(self) -> None:
         """Refuse to keep nothing."""
@@ -80,19 +67,24 @@ def verify_series(prefix: str) -> str:
 
 
 def publish(
-    store: PublishingStore, series: str, tree: object, options: PublishOptions, choices: PublishChoices
+    repo: Repository,
+    series: str,
+    options: PublishOptions,
+    world: World | None,
+    *,
+    save: Callable[[str, SaveOptions], SaveResult],
+    collect: Callable[[], object],
 ) -> SaveResult:
     """Save the next version of a series, then delete old versions; all ranks must call this.
 
-    If another publisher takes the number first, the next one is used.
+    `save` saves the tree under a name. If another publisher takes the number first, the next one is used.
     """
-    world = choose_world(choices)
     with reporting_early(world, _PUBLISH, str(series)):
         series = verify_series(series)
     for _ in range(_ATTEMPTS):
-        version = _read_next_together(store.repository, series, world)
+        version = _read_next_together(repo, series, world)
         try:
-            result = store.save(version.name, tree, overwrite=False, after_s=version.after_s, **choices)
+            result = save(version.name, replace(options.saving, after_s=version.after_s))
         except (NameInUse, RankError) as error:
             if isinstance(error, RankError) and not is_caused_by(error, NameInUse):
                 raise
@@ -100,7 +92,7 @@ def publish(
             continue
         if not result.existed:  # otherwise another process has published the same content under it
             if world is None or world.is_first_rank:
-                _clean_up(store, series, version.name, options)
+                _clean_up(repo, series, version.name, options, collect)
             return result
     raise NameInUse(f"{_ATTEMPTS} times in a row, another process took the next number of {series!r}", name=series)
 
@@ -143,10 +135,11 @@ def is_version(name: str, series: str) -> bool:
     return name.startswith(f"{series}/") and _NUMBER.fullmatch(name[len(series) + 1 :]) is not None
 
 
-def _clean_up(store: PublishingStore, series: str, published: str, options: PublishOptions) -> None:
+def _clean_up(
+    repo: Repository, series: str, published: str, options: PublishOptions, collect: Callable[[], object]
+) -> None:
     """Delete all but the newest versions, and free their bytes; the new version is committed, so nothing is raised."""
     own = re.compile(re.escape(f"{series}/") + f"(?:{_NUMBER.pattern})")
-    repo = store.repository
     try:
         names = list_wanted(repo.store, f"{series}/", repo.records, in_sequence=True)
         listed = read_wanted(repo.store, f"{series}/", names, repo.records)
@@ -154,7 +147,7 @@ def _clean_up(store: PublishingStore, series: str, published: str, options: Publ
         plan = _keep_published(keep_unmirrored(repo, plan), published)
         deleted = apply_prune(repo.verify_same(), plan).deleted
         if deleted and options.gc:
-            store.gc()
+            collect()
     except HoldfastError as error:
         _log.warning("old versions of %r are still there, the next publish deletes them: %s", series, error)
 

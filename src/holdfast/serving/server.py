@@ -15,9 +15,9 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from types import TracebackType
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
-from typing_extensions import Self, Unpack
+from typing_extensions import Self
 
 from holdfast.errors import StoreError
 from holdfast.repo.handle.repository import Repository
@@ -50,15 +50,6 @@ _HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-
-
-class ServeChoices(TypedDict, total=False):
-    """Options of `Store.serve`."""
-
-    port: int
-    """The port to listen on; 0, the default, is any free one."""
-    host: str
-    """The address to listen on; by default 127.0.0.1, which only programs on this machine can reach."""
 
 
 class StoreServer:
@@ -147,11 +138,6 @@ class StoreServer:
             return self._api.answer(request)
         except Exception as error:  # noqa: BLE001 - whatever it is, the browser gets a sentence and the server goes on
             return answer_error(error)
-
-
-def start_server(repo: Repository, **choices: Unpack[ServeChoices]) -> StoreServer:
-    """Start a server on a background thread of this process, and return it."""
-    return StoreServer(repo, **choices).start()
 
 
 def _listen(host: str, port: int, owner: StoreServer) -> _HttpServer:

@@ -13,7 +13,7 @@ from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.write.transaction import ManifestPart
-from holdfast.repo.write.writer import Placement, Request, SaveResult, save
+from holdfast.repo.write.writer import Placement, Request, SaveResult, WriteOptions, save
 from holdfast.testing.faults import Crashed
 from tests.distributed.cues import ARRIVED, BEFORE, COLLECTED, CREATED, WORKED, Cell, Moment, cueing, list_cells
 from tests.distributed.thread_worlds import connect, run_thread_ranks
@@ -61,7 +61,9 @@ class Scene:
     def _save(self, ranks: Collectives) -> SaveResult:
         root = ManifestPart(None, [Entry("x", 600, (), dims=1)])
         places = {0: Placement(600, 0, (), ranks.rank)}
-        request = Request("run", [BytesSource("x", NEW)], places=places, root=root, overwrite=True)
+        request = Request(
+            "run", [BytesSource("x", NEW)], places=places, root=root, options=WriteOptions(overwrite=True)
+        )
         if ranks.is_coordinator:
             return save(new_repo(HookedStore(self._store, before=self._touch)), request, ranks=ranks)
         try:

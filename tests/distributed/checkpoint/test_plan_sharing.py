@@ -38,7 +38,7 @@ def save_rows(repo: Repository, model: dict[str, torch.Tensor], world_size: int)
             offsets = (min(ranks.rank * step, full.shape[0]), *[0] * (full.dim() - 1))
             tree[name] = shard(rows, global_shape=full.shape, offsets=offsets)
         name = f"from {world_size}"
-        planned = plan_save(name, tree, SaveOptions(environment=False), Types(()), ranks, range(world_size))
+        planned = plan_save(name, tree, SaveOptions(), Types(()), ranks, range(world_size))
         return save(repo, planned.request, ranks=ranks)
 
     results = run_threads(world_size, act)

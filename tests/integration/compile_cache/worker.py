@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from holdfast.compile_cache.backend import Compiler, make_compiler
+from holdfast.compile_cache.choices import CompilerOptions
 from holdfast.errors import CompileCacheError
 from holdfast.objects.url import open_store
 from holdfast.repo.handle.repository import open_repository
@@ -50,7 +51,7 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
         compiler = None
         if request["store"]:
             repo = open_repository(open_store(request["store"], read_only=request.get("read_only", False)), create=True)
-            compiler = make_compiler(repo, **request["options"])
+            compiler = make_compiler(repo, options=CompilerOptions(**request["options"]))
             if request.get("prefetch") is not None:
                 compiler.prefetch(request["prefetch"]).wait()
         results[name] = _run(name, compiler)

@@ -14,6 +14,7 @@ import torch
 from holdfast.compile_cache import cache, inductor
 from holdfast.compile_cache.artifacts import storing, trust
 from holdfast.compile_cache.backend import Compiler, make_compiler
+from holdfast.compile_cache.choices import CompilerOptions
 from holdfast.compile_cache.inductor import CompiledGraph
 from holdfast.compile_cache.key_parts import GraphKey, Uncacheable, UnknownCode
 from holdfast.errors import CompileCacheError, StoreError, StoreFull
@@ -198,7 +199,7 @@ def test_an_untrusted_entry_is_refused_and_never_loaded(
     store_artifact(repo)
     monkeypatch.setattr(trust, "check_store_trust", lambda store, found: "the store is somebody's")
 
-    refusing, trusting = make_compiler(repo), make_compiler(repo, trust=True)
+    refusing, trusting = make_compiler(repo), make_compiler(repo, options=CompilerOptions(trust=True))
 
     assert (_compile(refusing), fake.loaded) == ("compiled", [])
     assert refusing.statistics.refused == 1
@@ -207,7 +208,7 @@ def test_an_untrusted_entry_is_refused_and_never_loaded(
 
 def test_a_graph_is_compiled_if_the_store_cannot_be_read(fake: FakeTorch, repo: Repository, hook: Hook) -> None:
     hook(cache, "iter_variants", _raise(StoreError("the line is cut")))
-    compiler, strict = make_compiler(repo), make_compiler(repo, strict=True)
+    compiler, strict = make_compiler(repo), make_compiler(repo, options=CompilerOptions(strict=True))
 
     assert _compile(compiler) == "plain"
     assert compiler.statistics.bypass == {"the store cannot be read (StoreError)": 1}
@@ -216,7 +217,7 @@ def test_a_graph_is_compiled_if_the_store_cannot_be_read(fake: FakeTorch, repo: 
 
 
 def test_graphs_that_cannot_be_saved_are_counted_by_reason(fake: FakeTorch, repo: Repository) -> None:
-    compiler, strict = make_compiler(repo), make_compiler(repo, strict=True)
+    compiler, strict = make_compiler(repo), make_compiler(repo, options=CompilerOptions(strict=True))
     fake.why_not_saved = "it has a socket"
 
     assert _compile(compiler) == "compiled"
@@ -256,7 +257,7 @@ def test_an_error_of_the_compiler_is_raised_and_not_counted(fake: FakeTorch, rep
 
 
 def test_strict_refuses_a_bypass_and_a_bad_entry(fake: FakeTorch, repo: Repository) -> None:
-    strict = make_compiler(repo, strict=True)
+    strict = make_compiler(repo, options=CompilerOptions(strict=True))
 
     fake.obstacle = "torch is too new"
     with pytest.raises(CompileCacheError, match="strict: a graph cannot be cached: torch is too new"):
@@ -270,7 +271,7 @@ def test_strict_refuses_a_bypass_and_a_bad_entry(fake: FakeTorch, repo: Reposito
 
 
 def test_strict_hit_names_the_missing_graph_or_the_sizes_that_are_stored(fake: FakeTorch, repo: Repository) -> None:
-    serving = make_compiler(repo, strict="hit")
+    serving = make_compiler(repo, options=CompilerOptions(strict="hit"))
 
     with pytest.raises(CompileCacheError, match=f"does not have graph {make_key().digest[:12]}"):
         _compile(serving, 8)
@@ -302,7 +303,7 @@ def test_a_prefetch_of_nothing_ends(fake: FakeTorch, repo: Repository) -> None:
 
 def test_unknown_options_are_refused_by_name(repo: Repository) -> None:
     with pytest.raises(RuntimeError, match="unknown compiler options: no_such_thing"):
-        make_compiler(repo, options={"no-such-thing": 1})
+        make_compiler(repo, options=CompilerOptions(options={"no-such-thing": 1}))
 
 
 def test_the_options_of_a_call_override_those_of_the_compiler(
@@ -315,7 +316,9 @@ def test_the_options_of_a_call_override_those_of_the_compiler(
         return make_key()
 
     monkeypatch.setattr(inductor, "make_key", see)
-    compiler = make_compiler(repo, options={"max_autotune": False, "debug": True}, versions={"a::b": "1"})
+    compiler = make_compiler(
+        repo, options=CompilerOptions(options={"max_autotune": False, "debug": True}, versions={"a::b": "1"})
+    )
 
     _compile(compiler, mode="max-autotune-no-cudagraphs")
 
@@ -324,7 +327,10 @@ def test_the_options_of_a_call_override_those_of_the_compiler(
 
 def test_compilers_with_the_same_settings_are_equal_so_that_dynamo_does_not_compile_again(repo: Repository) -> None:
     one, same = make_compiler(repo), make_compiler(repo)
-    others = [make_compiler(repo, strict=True), make_compiler(open_repository(MemoryStore(), create=True))]
+    others = [
+        make_compiler(repo, options=CompilerOptions(strict=True)),
+        make_compiler(open_repository(MemoryStore(), create=True)),
+    ]
 
     assert one == same
     assert hash(one) == hash(same)
@@ -335,7 +341,7 @@ def test_the_compiler_of_torch_is_imported_in_the_background(repo: Repository, m
     imported = threading.Event()
     monkeypatch.setattr(inductor, "find_obstacle", imported.set)
 
-    make_compiler(repo, import_in_background=True)
+    make_compiler(repo, options=CompilerOptions(import_in_background=True))
 
     assert imported.wait(PATIENCE_S)
 

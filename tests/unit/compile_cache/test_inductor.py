@@ -11,7 +11,8 @@ import torch
 import torch.compiler.config as compiler_config
 
 from holdfast.compile_cache import inductor
-from holdfast.compile_cache.backend import Strict, make_compiler
+from holdfast.compile_cache.backend import make_compiler
+from holdfast.compile_cache.choices import CompilerOptions, Strict
 from holdfast.errors import CompileCacheError
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import open_repository
@@ -75,7 +76,7 @@ def test_strict_with_an_unsupported_torch_is_an_error_before_anything_is_compile
     monkeypatch.setattr(torch, "__version__", "2.99.1+cpu")
 
     with pytest.raises(CompileCacheError, match=r"^strict: a graph cannot be cached: .* does not support torch 2\.99"):
-        make_compiler(open_repository(MemoryStore(), create=True), strict=strict)
+        make_compiler(open_repository(MemoryStore(), create=True), options=CompilerOptions(strict=strict))
 
 
 def test_dynamo_passes_on_a_strict_error_of_every_torch_unchanged(monkeypatch: pytest.MonkeyPatch, hook: Hook) -> None:

@@ -13,9 +13,9 @@ import torch
 import holdfast
 from holdfast.cli.main import main
 from holdfast.errors import BadName, NameInUse, NotFound, SourceChanged
-from holdfast.files.keep import KeepOptions, keep_files, plan_sources
+from holdfast.files.keep import keep_files, plan_sources
 from holdfast.repo.files import plan_files
-from holdfast.repo.write.writer import Request, save
+from holdfast.repo.write.writer import Request, WriteOptions, save
 from tests.cli.runs import digest_tree
 from tests.kit.tensor_files import NO_SAFETENSORS, write_safetensors, write_torch
 
@@ -171,7 +171,7 @@ def test_a_file_that_changes_meanwhile_saves_nothing(
     path.write_bytes(path.read_bytes()[:-1])
 
     with pytest.raises(SourceChanged, match=r"model.pt changed while it was being saved"):
-        keep_files(store.repository, "v1", planned, KeepOptions(), progress=None)
+        keep_files(store.repository, "v1", planned, WriteOptions(), progress=None)
 
     assert store.snapshots() == []
 

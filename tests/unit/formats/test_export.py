@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import holdfast
 from holdfast.errors import BadName, Corrupt, NameInUse, NotFound, StoreFull
-from holdfast.formats.export import FORMATS, export, make_export_options, parse_shard_size
+from holdfast.formats.export import FORMATS, ExportOptions, export, parse_shard_size
 from holdfast.formats.receipt import read_receipt
 from holdfast.objects.local.files import PosixFiles
 from tests.kit.exports import assert_proved, damage_packs, make_state
@@ -118,7 +118,7 @@ def test_a_full_disk_leaves_nothing(store: holdfast.Store, tmp_path: Path, forma
 
 
 def _export_with(store: holdfast.Store, path: Path, format: str, files: PosixFiles) -> None:
-    options = make_export_options({"format": format})
+    options = ExportOptions(format=format)
     export(store.repository, store.snapshot("a").record, str(path), options, files=files)
 
 
@@ -226,7 +226,7 @@ def test_other_sizes_are_refused(text: int | str) -> None:
 
 _KILLED = """
 import os, signal, sys, holdfast
-from holdfast.formats.export import export, make_export_options
+from holdfast.formats.export import ExportOptions, export
 from holdfast.objects.local.files import PosixFiles
 
 class Killed(PosixFiles):
@@ -234,7 +234,7 @@ class Killed(PosixFiles):
         os.kill(os.getpid(), signal.SIGKILL)
 
 store = holdfast.open(sys.argv[1])
-options = make_export_options({"format": sys.argv[3]})
+options = ExportOptions(format=sys.argv[3])
 export(store.repository, store.snapshot("a").record, sys.argv[2], options, files=Killed())
 """
 

@@ -17,7 +17,7 @@ import holdfast
 from holdfast import low_priority
 from holdfast.errors import NotFound, StoreError
 from holdfast.formats import export_process
-from holdfast.formats.export import ExportChoices, ExportResult, make_export_options
+from holdfast.formats.export import ExportOptions, ExportResult
 from holdfast.formats.export_process import can_export_apart, export_apart, serve
 from holdfast.objects.memory import MemoryStore
 from tests.kit.hooking import Hook
@@ -46,24 +46,24 @@ def store(tmp_path: Path) -> holdfast.Store:
     return opened
 
 
-def run_apart(store: holdfast.Store, path: Path, choices: ExportChoices, progress: Seen | None = None) -> ExportResult:
+def run_apart(store: holdfast.Store, path: Path, options: ExportOptions, progress: Seen | None = None) -> ExportResult:
     record = store.snapshot("a").record
-    return export_apart(store.repository, record, str(path), make_export_options(choices), progress=progress)
+    return export_apart(store.repository, record, str(path), options, progress=progress)
 
 
 def test_every_option_reaches_the_other_process(store: holdfast.Store, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("old")
     seen = Seen()
 
-    choices: ExportChoices = {
-        "select": "model",
-        "exclude": ["*skipped"],
-        "dtype": torch.bfloat16,
-        "replace": True,
-        "receipt": tmp_path / "receipt.json",
-    }
+    options = ExportOptions(
+        select="model",
+        exclude=["*skipped"],
+        dtype=torch.bfloat16,
+        replace=True,
+        receipt=tmp_path / "receipt.json",
+    )
 
-    done = run_apart(store, tmp_path / "out", choices, seen)
+    done = run_apart(store, tmp_path / "out", options, seen)
 
     assert {name: tensor.dtype for name, tensor in load_file(tmp_path / "out").items()} == {"x": torch.bfloat16}
     assert done.receipt_path == str(tmp_path / "receipt.json")
@@ -76,7 +76,7 @@ def test_an_error_is_raised_here_as_it_was_raised_there(store: holdfast.Store, t
     (tmp_path / "out").write_text("old")
 
     with pytest.raises(holdfast.NameInUse, match="exists already"):
-        run_apart(store, tmp_path / "out", {})
+        run_apart(store, tmp_path / "out", ExportOptions())
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_a_snapshot_that_was_overwritten_is_refused(store: holdfast.Store, tmp_p
     store.save("a", {"x": torch.zeros(3)}, overwrite=True)
 
     with pytest.raises(NotFound, match="overwritten or deleted"):
-        export_apart(store.repository, record, str(tmp_path / "out"), make_export_options({}))
+        export_apart(store.repository, record, str(tmp_path / "out"), ExportOptions())
 
     assert not (tmp_path / "out").exists()
 
@@ -94,7 +94,7 @@ def test_a_process_that_dies_is_named(store: holdfast.Store, tmp_path: Path, mon
     monkeypatch.setattr(low_priority, "_PROGRAM", "import os, sys; sys.stdin.read(); os._exit(7)")
 
     with pytest.raises(StoreError, match="ended with code 7 and without a result"):
-        run_apart(store, tmp_path / "out", {})
+        run_apart(store, tmp_path / "out", ExportOptions())
 
 
 @pytest.mark.slow

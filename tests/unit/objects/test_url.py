@@ -8,7 +8,7 @@ import pytest
 from holdfast.errors import BadName, ReadOnlyStore
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore
-from holdfast.objects.url import is_url, locate_store_root, open_chosen, open_store
+from holdfast.objects.url import is_url, locate_store_root, open_store
 
 
 @pytest.mark.parametrize(
@@ -129,10 +129,3 @@ def test_a_config_directory_of_others_is_no_store(tmp_path: Path, name: str) -> 
 
 def test_the_root_of_the_filesystem_ends_the_search() -> None:
     assert locate_store_root(os.sep) is None
-
-
-def test_of_all_options_those_of_the_object_store_are_used(tmp_path: Path) -> None:
-    store = open_chosen(str(tmp_path / "s"), {"read_only": True, "environment": False, "mirror": None})
-
-    with pytest.raises(ReadOnlyStore):
-        store.create("config/00000000", b"x")

@@ -15,7 +15,7 @@ from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import read_snapshot
 from holdfast.repo.read.reader import open_snapshot
-from holdfast.repo.write.writer import Request, save
+from holdfast.repo.write.writer import Request, WriteOptions, save
 
 
 class FoldingOs:
@@ -50,7 +50,7 @@ def folding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _restore(repo: Repository, target: Path, contents: dict[str, bytes], *, overwrite: bool) -> None:
     sources = [BytesSource(name, data) for name, data in contents.items()]
-    save(repo, Request("snap", sources, overwrite=True))
+    save(repo, Request("snap", sources, options=WriteOptions(overwrite=True)))
     with open_snapshot(repo, read_snapshot(repo.store, "snap")) as reader:
         restore(reader, str(target), overwrite=overwrite)
 

@@ -15,7 +15,7 @@ from holdfast.repo.format.source import BytesSource, Source
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import read_snapshot
 from holdfast.repo.read.reader import open_snapshot
-from holdfast.repo.write.writer import Request, save
+from holdfast.repo.write.writer import Request, WriteOptions, save
 from tests.kit.filetrees import MTIME_NS, TREE_BYTES, make_tree
 from tests.kit.hooking import Hook
 from tests.kit.scripted_files import open_descriptors
@@ -29,7 +29,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _write(repo: Repository, *sources: Source) -> None:
-    save(repo, Request("snap", sources, overwrite=True))
+    save(repo, Request("snap", sources, options=WriteOptions(overwrite=True)))
 
 
 def _restore(repo: Repository, target: Path, *, only: str | None = None, overwrite: bool = False) -> Restored:

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from holdfast.errors import Corrupt, Unsupported
 from holdfast.objects.memory import MemoryStore
 from holdfast.snapshot.leaves import LeafWriter, iter_entry_numbers, list_parts, renumber
-from holdfast.store import Store
+from holdfast.store import OpenOptions, Store
 from holdfast.tensors.storage import free_storage
 from holdfast.trees.registered import Types
 from tests.kit.capabilities import needs_ability
@@ -102,7 +102,7 @@ def test_an_unregistered_tensor_class_says_how_to_register_it() -> None:
 
 
 def test_a_registered_tensor_class_comes_back() -> None:
-    store = Store(MemoryStore(), types=SUBCLASSES)
+    store = Store(MemoryStore(), OpenOptions(types=SUBCLASSES))
     tensor = TENSORS["subclass/of a subclass"]()
     store.save("x", {"w": tensor})
     found = store.load("x")["w"]
@@ -112,7 +112,7 @@ def test_a_registered_tensor_class_comes_back() -> None:
 
 def test_a_tensor_class_is_not_made_by_a_store_that_was_not_told() -> None:
     inner = MemoryStore()
-    Store(inner, types=SUBCLASSES).save("x", {"w": TENSORS["subclass/whole"]()})
+    Store(inner, OpenOptions(types=SUBCLASSES)).save("x", {"w": TENSORS["subclass/whole"]()})
     with pytest.raises(Unsupported, match=r"^'x', w: it was saved as an object of class 'tests.tensor_zoo:Scaled'"):
         Store(inner).load("x")
 
@@ -122,7 +122,7 @@ def test_tensors_made_of_tensors_have_a_limit() -> None:
     for _ in range(12):
         tensor = Scaled(tensor, torch.ones(1), {})
     with pytest.raises(Unsupported, match=r"^w: it is made of tensors that are made of tensors, nested too deep"):
-        Store(MemoryStore(), types=SUBCLASSES).save("x", {"w": tensor})
+        Store(MemoryStore(), OpenOptions(types=SUBCLASSES)).save("x", {"w": tensor})
 
 
 @pytest.mark.parametrize("tree", [make_cycle(), {"deep": make_cycle()}], ids=["alone", "below"])

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, Final, NamedTuple, TypedDict
+from typing import Final, NamedTuple
 
 from typing_extensions import Self
 
@@ -63,33 +63,6 @@ class DiffOptions:
     budget_bytes: int = DEFAULT_BUDGET_BYTES
     """Memory for the tensors that are compared at a time; a pair that is larger is compared alone."""
     progress: Progress = field(default_factory=Silent)
-
-
-class DiffChoices(TypedDict, total=False):
-    """The keyword options of a comparison; `DiffOptions` and `Bounds` describe each."""
-
-    tolerance: tuple[float, float] | None
-    """`(rtol, atol)` for all dtypes; None uses the table of `torch.testing`."""
-    factor: float
-    margin: float
-    names: NameMap
-    dims: Dims
-    steps: Collection[int] | None
-    shift: int
-
-
-def make_diff_options(
-    choices: DiffChoices, budget_bytes: int = DEFAULT_BUDGET_BYTES, progress: Progress | None = None
-) -> DiffOptions:
-    """Return the options of a comparison; raises TypeError for an unknown one."""
-    known = DiffChoices.__annotations__
-    if unknown := sorted(choices.keys() - known.keys()):
-        raise TypeError(f"diff_runs() has no option {', '.join(unknown)}; its options are {', '.join(known)}")
-    rest: dict[str, Any] = dict(choices)
-    bounds = {name: rest.pop(name) for name in ("tolerance", "factor", "margin") if name in rest}
-    if bounds.get("tolerance") is not None:
-        bounds["tolerance"] = Tolerance(*bounds["tolerance"])
-    return DiffOptions(bounds=Bounds(**bounds), budget_bytes=budget_bytes, progress=progress or Silent(), **rest)
 
 
 def diff_runs(

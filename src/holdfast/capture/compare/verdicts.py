@@ -36,6 +36,11 @@ class Bounds:
     """With a reference: how far the second run may be from it, as a multiple of the first run's distance."""
 
 
+def make_bounds(tolerance: tuple[float, float] | None, factor: float, margin: float) -> Bounds:
+    """Return bounds with a tolerance that is given as `(rtol, atol)`."""
+    return Bounds(None if tolerance is None else Tolerance(*tolerance), factor, margin)
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Whether the events of a pair are equal, and by how much they differ."""

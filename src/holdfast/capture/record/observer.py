@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import torch
 
 from holdfast.capture.record.forms import list_paths
-from holdfast.capture.record.options import Options
+from holdfast.capture.record.options import RecordOptions
 from holdfast.capture.record.points import Points
 from holdfast.capture.record.settings import SettingsReader
 from holdfast.capture.record.spool import Copy, Spool
@@ -110,7 +110,7 @@ class _Aliases:
 class Observer:
     """Observes tensors, passes them to the spool, and counts steps. One per recording."""
 
-    def __init__(self, spool: Spool, options: Options) -> None:
+    def __init__(self, spool: Spool, options: RecordOptions) -> None:
         self.spool = spool
         self.options = options
         self.step = options.first_step

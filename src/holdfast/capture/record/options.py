@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Final, Literal, TypedDict, TypeVar, get_args
+from typing import Final, Literal, TypeVar, get_args
 
 from holdfast.capture.stored.events import KINDS, EventKind, Level
 
@@ -21,35 +21,11 @@ _UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10*
 _UNITS_BINARY: Final = {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*\Z")
 _STEPS: Final = re.compile(r"([0-9]+)(?:(-)([0-9]*)|:([0-9]+)(?::([0-9]+))?)?\Z")
-_QUEUE_BYTES: Final = 512 << 20
-_SEGMENT_STEPS: Final = 32
-_BINS: Final = 32
-
-
-class RecordOptions(TypedDict, total=False):
-    """The keyword options of `record`, as the caller passes them; `record` describes each."""
-
-    level: LevelName | Level | Mapping[str, LevelName | Level]
-    include: str | Iterable[str]
-    exclude: str | Iterable[str]
-    kinds: str | Iterable[str]
-    steps: Steps | None
-    max_bytes: int | str | None
-    queue_bytes: int | str
-    when_full: WhenFull
-    compiled: CompiledMode
-    drill: str | Iterable[str]
-    overwrite: bool
-    first_step: int
-    segment_steps: int
-    segment_s: float | None
-    bins: int
-    hashes: Hashes
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """Validated options: what to record, and within which limits."""
+class RecordOptions:
+    """What to record, and within which limits; `Store.record` describes each."""
 
     levels: tuple[tuple[str, Level], ...] = (("*", Level.DIGEST),)
     """Pairs of pattern and level. The first pattern that matches wins; a name without a match is not recorded."""
@@ -59,15 +35,15 @@ class Options:
     steps: Callable[[int], bool] = field(default=lambda step: True)
     max_bytes: int | None = None
     """Limit for all copies of tensors in the run; after that, only digests and statistics are kept."""
-    queue_bytes: int = _QUEUE_BYTES
+    queue_bytes: int = 512 << 20
     when_full: WhenFull = "block"
     compiled: CompiledMode = "boundary"
     drill: tuple[str, ...] = ()
     overwrite: bool = False
     first_step: int = 0
-    segment_steps: int = _SEGMENT_STEPS
+    segment_steps: int = 32
     segment_s: float | None = None
-    bins: int = _BINS
+    bins: int = 32
     """Number of histogram bins."""
     hashes: Hashes = "auto"
 
@@ -83,30 +59,43 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) or name.startswith(f"{pattern}.") for pattern in patterns)
 
 
-def make_options(choices: RecordOptions) -> Options:
-    """Validate a caller's options; raises ValueError for a bad value, TypeError for an unknown option."""
-    known = RecordOptions.__annotations__
-    if unknown := sorted(set(choices) - set(known)):
-        raise TypeError(f"record() has no option {', '.join(unknown)}; its options are {', '.join(sorted(known))}")
-    steps = choices.get("steps")
-    max_bytes = choices.get("max_bytes")
-    return Options(
-        levels=_parse_levels(choices.get("level", "digest")),
-        include=_parse_patterns(choices.get("include", "*")),
-        exclude=_parse_patterns(choices.get("exclude", ())),
-        kinds=_parse_kinds(choices.get("kinds", KINDS)),
+def make_options(
+    *,
+    level: LevelName | Level | Mapping[str, LevelName | Level] = "digest",
+    include: str | Iterable[str] = "*",
+    exclude: str | Iterable[str] = (),
+    kinds: str | Iterable[str] | None = None,
+    steps: Steps | None = None,
+    max_bytes: int | str | None = None,
+    queue_bytes: int | str = "512MiB",
+    when_full: WhenFull = "block",
+    compiled: CompiledMode = "boundary",
+    drill: str | Iterable[str] = (),
+    overwrite: bool = False,
+    first_step: int = 0,
+    segment_steps: int = 32,
+    segment_s: float | None = None,
+    bins: int = 32,
+    hashes: Hashes = "auto",
+) -> RecordOptions:
+    """Return the options that a caller has stated; raises ValueError for a bad value."""
+    return RecordOptions(
+        levels=_parse_levels(level),
+        include=_parse_patterns(include),
+        exclude=_parse_patterns(exclude),
+        kinds=_parse_kinds(KINDS if kinds is None else kinds),
         steps=(lambda step: True) if steps is None else parse_steps(steps),
         max_bytes=None if max_bytes is None else parse_size(max_bytes, what="max_bytes"),
-        queue_bytes=parse_size(choices.get("queue_bytes", _QUEUE_BYTES), what="queue_bytes"),
-        when_full=_verify_choice("when_full", choices.get("when_full", "block"), get_args(WhenFull)),
-        compiled=_verify_choice("compiled", choices.get("compiled", "boundary"), get_args(CompiledMode)),
-        drill=_parse_patterns(choices.get("drill", ())),
-        overwrite=choices.get("overwrite", False),
-        first_step=choices.get("first_step", 0),
-        segment_steps=choices.get("segment_steps", _SEGMENT_STEPS),
-        segment_s=choices.get("segment_s"),
-        bins=choices.get("bins", _BINS),
-        hashes=_verify_choice("hashes", choices.get("hashes", "auto"), get_args(Hashes)),
+        queue_bytes=parse_size(queue_bytes, what="queue_bytes"),
+        when_full=_verify_choice("when_full", when_full, get_args(WhenFull)),
+        compiled=_verify_choice("compiled", compiled, get_args(CompiledMode)),
+        drill=_parse_patterns(drill),
+        overwrite=overwrite,
+        first_step=first_step,
+        segment_steps=segment_steps,
+        segment_s=segment_s,
+        bins=bins,
+        hashes=_verify_choice("hashes", hashes, get_args(Hashes)),
     )
 
 

@@ -12,15 +12,15 @@ from types import TracebackType
 from typing import Any, Final
 
 import torch
-from typing_extensions import Self, Unpack
+from typing_extensions import Self
 
 from holdfast.capture.record.forms import list_paths
 from holdfast.capture.record.hooks import Drill, InstalledHook, ModuleHooks
 from holdfast.capture.record.observer import CallSite, Observer, StateObserver, find_source
-from holdfast.capture.record.options import Options, RecordOptions, make_options
+from holdfast.capture.record.options import RecordOptions
 from holdfast.capture.record.param_grads import ParameterGrads
 from holdfast.capture.record.points import find_points
-from holdfast.capture.record.replay import Checked, Replayed, ReplayOptions, check_step, replay
+from holdfast.capture.record.replay import Checked, Replayed, Weights, check_step, replay
 from holdfast.capture.record.spool import RunIdentity, Spool
 from holdfast.capture.stored.events import Level
 from holdfast.capture.stored.runs import Run, read_run
@@ -48,47 +48,15 @@ def record(
     name: str,
     model: torch.nn.Module,
     optimizer: Optimizers = None,
-    **choices: Unpack[RecordOptions],
+    options: RecordOptions | None = None,
 ) -> Recorder:
-    """Return a context manager that records a training loop into the store.
+    """Return a context manager that records a training loop into a repository, as `Store.record` does.
 
-    A step ends when every optimizer has stepped, or when `rec.step()` is called. Recording does not change results.
-    Store errors do not stop the training: they become a warning and a note in the run.
-
-    Args:
-        repo: the repository to write to. A run is a series of snapshots, so a crash keeps what was committed.
-        name: name of the run; no part of it may begin with "@".
-        model: the module that the training loop calls. Recorded names leave out wrappers such as DDP and FSDP.
-        optimizer: one optimizer, a sequence of them, or None. Of one that a framework has wrapped, torch's optimizer
-            inside is recorded.
-        choices:
-            level: "off", "digest", "stats" or "full", or a mapping of name patterns to levels; the first match wins.
-            include, exclude: patterns for the names of modules and parameters.
-            kinds: what to record: any of "input output grad parameter buffer param_grad optimizer rng op log
-                setting".
-            steps: which steps to record: "0-9,20,100:1000:100", numbers, or a function of the step number.
-            max_bytes: limit for all copies of tensors in the run; after that, only digests and statistics are kept.
-            queue_bytes: limit for copies that wait to be written.
-            when_full: what to do at `queue_bytes`: "block" until there is room, "degrade" to statistics, or "raise".
-            compiled: "boundary" records only the inputs and outputs of a compiled module, "eager" runs it uncompiled,
-                "tap" compiles operations into it that record results and gradients. For "tap", start recording
-                before the module is compiled.
-            drill: names of modules whose single operations are recorded too.
-            overwrite: replace an existing run of that name, also one that is still recorded: that recording then stops
-                with a note and a warning.
-            first_step: number of the first step, for a resumed run.
-            segment_steps: commit after at most this many steps; the first ones are committed after 1, 3, 7, 15 ...
-                steps. A crash loses the steps since the last commit: never more than were committed, plus one.
-            segment_s: commit also after this many seconds. Equal runs are then cut at different steps, and their
-                events are stored again.
-            bins: number of histogram bins.
-            hashes: "auto" hashes a tensor where it is: XXH3 on the CPU, BLAKE3 on an accelerator, whose bytes then stay
-                there at level "digest". "both" computes both of every tensor, so that a run of an accelerator can be
-                compared with one of the CPU by digests; it copies every tensor to the host.
+    A run is a series of snapshots, so a crash keeps what was committed.
     """
     # Hooks belong to torch's optimizer; a wrapper around it need not have any.
     optimizers = [unwrap(each) for each in list_optimizers(optimizer)]
-    return Recorder(repo, verify_run_name(name), model, optimizers, make_options(choices))
+    return Recorder(repo, verify_run_name(name), model, optimizers, options or RecordOptions())
 
 
 class Recorder:
@@ -100,7 +68,7 @@ class Recorder:
         name: str,
         model: torch.nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
-        options: Options,
+        options: RecordOptions,
     ) -> None:
         self.name = name
         self._repo = repo
@@ -285,12 +253,24 @@ class Recorder:
         self.flush()
         return read_run(self._repo, self.name)
 
-    def replay(self, fqn: str, step: int, **options: Unpack[ReplayOptions]) -> Replayed:
+    def replay(
+        self,
+        fqn: str,
+        step: int,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        call: int = 0,
+        rank: int | None = None,
+        weights: Weights = "recorded",
+    ) -> Replayed:
         """Run a module of the model again on its recorded inputs, and compare the results; see `replay`."""
         found = next((point.module for point in self._points.modules if point.fqn == fqn), None)
         module = found if found is not None else self._model.get_submodule(fqn)
         with self._silence():
-            return replay(self.read(), module, fqn, step, **options)
+            return replay(
+                self.read(), module, fqn, step, dtype=dtype, device=device, call=call, rank=rank, weights=weights
+            )
 
     def selfcheck(self, function: Callable[[], object]) -> Checked:
         """Run one step with and without recording, from the same state, and report whether the results are equal."""

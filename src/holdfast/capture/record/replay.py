@@ -6,11 +6,10 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import torch
 from torch.func import functional_call
-from typing_extensions import Unpack
 
 from holdfast.capture.compare.measure import TensorDistance, measure
 from holdfast.capture.record.forms import build_arguments, list_paths
@@ -25,18 +24,8 @@ from holdfast.snapshot.resume import RngState
 from holdfast.tensors.device_digest.deferred import DeferredDigests, can_defer
 from holdfast.trees.move import cast_floating, move_to_device
 
-
-class ReplayOptions(TypedDict, total=False):
-    """The keyword options of `replay`."""
-
-    dtype: torch.dtype | None
-    """Cast floating-point arguments, parameters and buffers to this dtype; float64 gives a reference result."""
-    device: torch.device | str | None
-    call: int
-    """Which call of the module in that step, from 0."""
-    rank: int
-    weights: Literal["recorded", "live"]
-    """Use the parameters and buffers recorded in that step, as far as they were kept, or the current ones."""
+Weights = Literal["recorded", "live"]
+"""The parameters and buffers recorded in a step, as far as they were kept, or the current ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,27 +52,48 @@ class Replayed:
         return max(found, default=float("nan"))
 
 
-def replay(run: Run, module: torch.nn.Module, fqn: str, step: int, **options: Unpack[ReplayOptions]) -> Replayed:
+def replay(
+    run: Run,
+    module: torch.nn.Module,
+    fqn: str,
+    step: int,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    call: int = 0,
+    rank: int | None = None,
+    weights: Weights = "recorded",
+) -> Replayed:
     """Run a module on the inputs of a recorded call, and compare the results.
 
     Neither the module nor the RNG state changes. Raises NotFound if the inputs were not recorded at level "full".
+
+    Args:
+        run: the recorded run.
+        module: the module to run.
+        fqn: its name in the recorded model.
+        step: the recorded step.
+        dtype: cast floating-point arguments, parameters and buffers to this dtype; float64 gives a reference result.
+        device: run on this device.
+        call: which call of the module in that step, from 0.
+        rank: the rank that recorded the call; by default the first.
+        weights: use the parameters and buffers that were "recorded" in that step, or the current ones ("live").
     """
-    rank, number = options.get("rank", run.ranks[0] if run.ranks else 0), options.get("call", 0)
+    if rank is None:
+        rank = run.ranks[0] if run.ranks else 0
     events = run.events(step, rank)
-    inputs = _find_events(events, "input", fqn, number)
+    inputs = _find_events(events, "input", fqn, call)
     form = next((event.form for event in inputs if event.form), "")
     if not form:
         raise NotFound(
-            f"run {run.facts.name!r} did not keep the inputs of call {number} of {fqn or 'the model'!r} in step {step};"
+            f"run {run.facts.name!r} did not keep the inputs of call {call} of {fqn or 'the model'!r} in step {step};"
             f" record with level={{{fqn or '*'!r}: 'full', '*': 'digest'}} to replay it",
             name=fqn,
         )
     args, kwargs = build_arguments(form, {event.site.path: run.read_tensor(event) for event in inputs})
-    weights = {} if options.get("weights") == "live" else _read_weights(run, events, fqn)
-    result = _run_module(
-        module, Call(*args, **kwargs), weights, dtype=options.get("dtype"), device=options.get("device")
-    )
-    recorded = {event.site.path: event for event in _find_events(events, "output", fqn, number)}
+    kept_weights = {} if weights == "live" else _read_weights(run, events, fqn)
+    result = _run_module(module, Call(*args, **kwargs), kept_weights, dtype=dtype, device=device)
+    recorded = {event.site.path: event for event in _find_events(events, "output", fqn, call)}
     found = dict(list_paths(result))
     kept = [path for path, event in recorded.items() if path in found and event.leaf]
     measures = {path: measure(run.read_tensor(recorded[path]), found[path]) for path in kept}

@@ -115,7 +115,7 @@ def write_segment(
     # Most chunks that are reused were written by this run a moment ago; reading them again to verify them would take
     # longer than writing them. `check` and `scrub` find bit rot.
     metadata = {_KEY: _encode(segment, has_blake3=_HASHES in table)}
-    options = SaveOptions(metadata=metadata, environment=False, verify_reuse=False)
+    options = SaveOptions(metadata=metadata, verify_reuse=False)
     return save_tree(repo, segment.name, tree, options, types=Types())
 
 

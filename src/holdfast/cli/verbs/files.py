@@ -25,13 +25,14 @@ from holdfast.cli.verb import (
 )
 from holdfast.digest import short_hex
 from holdfast.errors import BadName, NotFound
-from holdfast.files.keep import KeepOptions, keep_files, plan_sources, restore_files, verify_target
+from holdfast.files.keep import keep_files, plan_sources, restore_files, verify_target
 from holdfast.json_text import Json
 from holdfast.repo.format.chunk import UNIT_BYTES
 from holdfast.repo.format.entry import NO_RANK
 from holdfast.repo.format.layout import verify_user_name
 from holdfast.repo.read.reader import SnapshotReader, open_snapshot
 from holdfast.repo.read.stream import open_entry
+from holdfast.repo.write.writer import WriteOptions
 from holdfast.texts import list_some
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def run_put(options: Namespace, url: str, output: Output) -> int:
     repo = open_to_write(url, output, compression=parse_compression(options.compression), delta=options.delta)
     _verify_order(options.name, options.paths)
     sources = plan_sources(repo, options.paths, follow_links=options.follow_links)
-    chosen = KeepOptions(metadata, overwrite=options.overwrite)
+    chosen = WriteOptions(metadata=metadata, overwrite=options.overwrite)
     result = keep_files(repo, options.name, sources, chosen, progress=output.progress())
     if options.json:
         output.json({"store": repo.store.url, "files": len(sources), **describe_saved(result)})

@@ -127,6 +127,7 @@ def _encode_imported(done: ImportResult) -> dict[str, Json]:
 
 def _make_options(options: Namespace) -> ImportOptions:
     from holdfast.formats.importing import ImportOptions
+    from holdfast.snapshot.save.save import describe_environment
     from holdfast.tensors.dtypes import find_dtype
 
     return ImportOptions(
@@ -137,6 +138,7 @@ def _make_options(options: Namespace) -> ImportOptions:
         follow_links=options.follow_links,
         overwrite=options.overwrite,
         metadata=parse_metadata(options.meta),
+        environment=describe_environment(),
     )
 
 
@@ -290,10 +292,10 @@ def run_export(options: Namespace, url: str, output: Output) -> int:
 
 
 def _make_export_options(options: Namespace) -> ExportOptions:
-    from holdfast.formats.export import ExportChoices, make_export_options
+    from holdfast.formats.export import ExportOptions
     from holdfast.tensors.dtypes import find_dtype
 
-    choices = ExportChoices(
+    return ExportOptions(
         format=options.format,
         select=options.select,
         exclude=options.exclude,
@@ -302,7 +304,6 @@ def _make_export_options(options: Namespace) -> ExportOptions:
         replace=options.force,
         receipt=options.receipt,
     )
-    return make_export_options(choices)
 
 
 def _encode_result(done: ExportResult) -> dict[str, object]:

@@ -19,7 +19,7 @@ from holdfast.repo.format.layout import RESERVED
 from holdfast.repo.format.record import Fields
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot, iter_names, read_name
-from holdfast.repo.write.writer import Request, save
+from holdfast.repo.write.writer import Request, WriteOptions, save
 
 USES: Final = f"{RESERVED}compiled-use/"
 _ATTEMPTS: Final = 4
@@ -87,7 +87,14 @@ def _add(repo: Repository, name: str, keys: set[str]) -> bool:
         if keys <= known:
             return False
         try:
-            save(repo, Request(name, [], metadata={"used": sorted(known | keys)}, overwrite=existing is not None))
+            save(
+                repo,
+                Request(
+                    name,
+                    [],
+                    options=WriteOptions(metadata={"used": sorted(known | keys)}, overwrite=existing is not None),
+                ),
+            )
         except NameInUse:
             continue  # another process has added its keys: read them and add these
         return True

@@ -31,7 +31,7 @@ from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, NameState
 from holdfast.repo.upkeep.transfer import copy_snapshot
-from holdfast.repo.write.writer import Request, SaveResult, save
+from holdfast.repo.write.writer import Request, SaveResult, WriteOptions, save
 
 _ATTEMPTS: Final = 16
 """How often a writer tries again after another process has written to the same name first."""
@@ -51,7 +51,9 @@ def write_artifact(repo: Repository, artifact: Artifact, *, secret: bytes | None
         if isinstance(slot, StoredVariant):
             assert slot.snapshot is not None, "only artifacts with a record can be read"
             return _report_existing(slot.snapshot, seconds=time.monotonic() - started)
-        request = Request(slot.name, sources, metadata=metadata, overwrite=slot.snapshot is not None)
+        request = Request(
+            slot.name, sources, options=WriteOptions(metadata=metadata, overwrite=slot.snapshot is not None)
+        )
         try:
             return save(repo, request)
         except NameInUse:

@@ -26,7 +26,7 @@ from holdfast.repo.handle.repository import Repository
 from holdfast.snapshot.gc_pause import pause_gc
 
 if TYPE_CHECKING:
-    from holdfast.compile_cache.backend import CompilerOptions, Strict
+    from holdfast.compile_cache.choices import CompilerOptions, Strict
 
 _log = logging.getLogger(__name__)
 
@@ -326,7 +326,7 @@ def _list_others(value: Any) -> list[Any]:
 
 
 def compile_whole(
-    callable_: Any, repo: Repository, *, fullgraph: bool, dynamic: bool | None, choices: CompilerOptions
+    callable_: Any, repo: Repository, chosen: CompilerOptions, *, fullgraph: bool, dynamic: bool | None
 ) -> Any:
     """Return a compiled module or function; the arguments are those of `holdfast.compile`."""
 
@@ -335,20 +335,19 @@ def compile_whole(
         from holdfast.compile_cache.backend import make_compiler
         from holdfast.compile_cache.whole.ordinary import OrdinaryCompile
 
-        compiler = make_compiler(repo, **choices)
+        compiler = make_compiler(repo, chosen)
         compiler.cache.counters = counters
         return OrdinaryCompile(callable_, compiler, fullgraph=fullgraph, dynamic=dynamic)
 
-    trust = Trust(secret=read_secret(choices.get("key_file")), everything=choices.get("trust", False))
-    options: dict[str, Json] = {"mode": choices.get("mode"), "options": _describe_options(choices), "dynamic": dynamic}
-    strict = choices.get("strict", False)
-    call = WholeCall(callable_, repo, trust=trust, options=options, make_ordinary=make_ordinary, strict=strict)
+    trust = Trust(secret=read_secret(chosen.key_file), everything=chosen.trust)
+    options: dict[str, Json] = {"mode": chosen.mode, "options": _describe_options(chosen), "dynamic": dynamic}
+    call = WholeCall(callable_, repo, trust=trust, options=options, make_ordinary=make_ordinary, strict=chosen.strict)
     if isinstance(callable_, torch.nn.Module):
         return WholeModule(callable_, call)
     return functools.update_wrapper(call, callable_)
 
 
-def _describe_options(choices: CompilerOptions) -> Json:
+def _describe_options(chosen: CompilerOptions) -> Json:
     """Return the options of the compiler as text: those that are equal give equal text."""
-    options = choices.get("options") or {}
-    return {name: f"{type(value).__name__} {value!r}" for name, value in sorted(options.items())}
+    options = sorted((chosen.options or {}).items())
+    return {name: f"{type(value).__name__} {value!r}" for name, value in options}

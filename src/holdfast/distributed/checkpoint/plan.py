@@ -26,7 +26,7 @@ from holdfast.repo.write.writer import Placement, Request
 from holdfast.snapshot.leaves import renumber
 from holdfast.snapshot.load.merge_trees import merge_trees
 from holdfast.snapshot.save.device_digests import Digests, digest_sources
-from holdfast.snapshot.save.save import SaveOptions, make_environment, make_leaves
+from holdfast.snapshot.save.save import SaveOptions, make_leaves
 from holdfast.tensors.sharding.shard_source import ShardSource, pick_chunks
 from holdfast.tensors.sharding.sharded import LocalLeaf
 from holdfast.texts import list_lines, list_some
@@ -129,14 +129,7 @@ class _Planner:
             spec=None if is_same else self._spec,
             places=placements,
             root=root,
-            metadata=self._options.metadata,
-            environment=make_environment(self._options),
-            base=self._options.base,
-            overwrite=self._options.overwrite,
-            after_s=self._options.after_s,
-            verify_reuse=self._options.verify_reuse,
-            compression=self._options.compression,
-            delta=self._options.delta,
+            options=self._options,
             digests=digests,
         )
         divergent = tuple(dict.fromkeys(self._divergent))

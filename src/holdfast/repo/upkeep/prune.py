@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Final, Literal, TypedDict, get_args
+from typing import Final, Literal, get_args
 
 from holdfast.display.readable import readable_repr
 from holdfast.errors import Corrupt, NameInUse
@@ -32,6 +32,8 @@ _GROUP: Final = 64
 """The number of snapshots that are deleted between two reports of progress."""
 
 Mode = Literal["min", "max"]
+BestRule = tuple[str, int] | tuple[str, int, Mode]
+"""A `Best` as keyword arguments have it: `("val_loss", 2)` or `("accuracy", 2, "max")`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +97,13 @@ class Keep:
             )
 
 
-class KeepRules(TypedDict, total=False):
-    """Retention rules as keyword arguments of the public API."""
-
-    keep_last: int
-    keep_every: int
-    keep_within: float | timedelta
-    keep_tagged: bool
-    keep_best: tuple[str, int] | tuple[str, int, Mode] | None
-
-
 def make_keep(
     *,
     keep_last: int = 0,
     keep_every: int = 0,
     keep_within: float | timedelta = 0.0,
     keep_tagged: bool = True,
-    keep_best: tuple[str, int] | tuple[str, int, Mode] | None = None,
+    keep_best: BestRule | None = None,
 ) -> Keep:
     """Convert keyword arguments to rules."""
     within_s = keep_within.total_seconds() if isinstance(keep_within, timedelta) else float(keep_within)

@@ -137,6 +137,29 @@ class Placement(NamedTuple):
     """The rank, if the value belongs to one rank only; it is then no part of a shared entry."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """How a snapshot is written, whether it is a tree, files or an imported checkpoint."""
+
+    overwrite: bool = False
+    """Replace what the name has; without it, other content raises NameInUse."""
+    metadata: Mapping[str, Json] = field(default_factory=dict)
+    """Facts to find the snapshot by. Of many ranks, those of rank 0 are stored."""
+    base: str | None = None
+    """The name of a snapshot with similar content, whose chunks are reused; by default the latest with this prefix."""
+    compression: Compression = "default"
+    """How new chunks are stored; "default": as the repository was opened."""
+    delta: DeltaChoice | None = None
+    """Whether new chunks are stored as deltas on the base; None: as the repository was opened."""
+    after_s: float = -math.inf
+    """The commit time is later than this, whatever the clock says: a series whose names are numbered stays in order."""
+    environment: Mapping[str, Json] = field(default_factory=dict)
+    """The machine and the versions used; unlike metadata, it may differ when a save is repeated."""
+    verify_reuse: bool = True
+    """Read every chunk that is reused, and write it again if it is damaged. If False, or if the store checks what it is
+    sent (`checked_uploads`), check only that it is present."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What to save (this rank's share, if there are several ranks), and how."""
@@ -153,21 +176,7 @@ class Request:
     """By position in `sources`: the offsets at which tensors begin in a file; they are aligned in the pack."""
     repeats: Mapping[int, int] = field(default_factory=dict)
     """By position in `sources`: the position of an earlier source with the same bytes and cuts. They are read once."""
-    metadata: Mapping[str, Json] = field(default_factory=dict)
-    environment: Mapping[str, Json] = field(default_factory=dict)
-    """The machine and the versions used; unlike metadata, it may differ when a save is repeated."""
-    base: str | None = None
-    """The name of a snapshot with similar content, whose chunks are reused; by default the latest with this prefix."""
-    overwrite: bool = False
-    after_s: float = -math.inf
-    """The commit time is later than this, whatever the clock says."""
-    verify_reuse: bool = True
-    """Read every chunk that is reused, and write it again if it is damaged. If False, or if the store checks what it is
-    sent (`checked_uploads`), check only that it is present."""
-    compression: Compression = "default"
-    """How new chunks are stored; "default": as the repository was opened."""
-    delta: DeltaChoice | None = None
-    """Whether new chunks are stored as deltas on the base; None: as the repository was opened."""
+    options: WriteOptions = field(default_factory=WriteOptions)
     digests: Mapping[int, Sequence[Digest | None]] = field(default_factory=dict)
     """By position in `sources`: the digest of each chunk, computed on the device that has the bytes; None for a chunk
     that has to be read. Of the others, only those that the store lacks are read, and hashed again."""
@@ -195,7 +204,7 @@ def save(
     progress = progress or Silent()
     transaction = Transaction(repo, purpose=f"save {request.name!r}", ranks=ranks)
     try:
-        with make_hasher(repo, request.compression) as hasher:
+        with make_hasher(repo, request.options.compression) as hasher:
             job = _prepare(repo, request, ranks, hasher)
             result = _find_same(job)
             if result is None:
@@ -264,9 +273,9 @@ class _Job:
     @property
     def delta_run(self) -> int:
         """How many saves in a row may store deltas; 0 for none."""
-        repo, request = self.repo, self.request
-        compression = repo.compression if request.compression == "default" else request.compression
-        return find_delta_run(repo.delta if request.delta is None else request.delta, compression)
+        repo, options = self.repo, self.request.options
+        compression = repo.compression if options.compression == "default" else options.compression
+        return find_delta_run(repo.delta if options.delta is None else options.delta, compression)
 
 
 def _prepare(repo: Repository, request: Request, ranks: Ranks, hasher: Hasher) -> _Job:
@@ -307,7 +316,7 @@ def _find_same(job: _Job) -> SaveResult | None:
     Returns None if the save has to run: the name is free or may be overwritten, or its snapshot has the same content
     but is damaged or not settled.
     """
-    if not job.is_in_use or job.request.overwrite:
+    if not job.is_in_use or job.request.options.overwrite:
         return None
     with job.ranks.gathering("compare") as gathering:
         refs = ChunkRows()
@@ -328,14 +337,14 @@ def _compare(job: _Job, digests: Sequence[Digest]) -> tuple[bytes, int, int] | N
     request, current, store = job.request, job.name.state.snapshot, job.repo.store
     assert current is not None, "the name is in use"
     digest = digest_parts(request.root.spec, request.root.entries, digests) if request.root else digests[0]
-    if digest != current.digest or canonical_json(request.metadata) != canonical_json(current.metadata):
+    if digest != current.digest or canonical_json(request.options.metadata) != canonical_json(current.metadata):
         raise NameInUse(
             f"{request.name!r} is in use and holds other content; nothing was written."
             " Choose another name, or overwrite it (--overwrite, overwrite=True)",
             name=request.name,
         )
     # Not settled: its own save may still withdraw it, and the name would be empty although we reported success.
-    if not is_settled(store, current) or (request.verify_reuse and not is_whole(job.repo, current)):
+    if not is_settled(store, current) or (request.options.verify_reuse and not is_whole(job.repo, current)):
         return None
     # The record may be visible but not durable yet.
     store.sync(find_shelf(request.name))
@@ -353,10 +362,9 @@ def _open_store(job: _Job) -> None:
 
 def _write(job: _Job, transaction: Transaction, progress: Progress) -> SaveResult:
     """Write the chunks that the store lacks, and commit."""
-    request = job.request
-    content = SnapshotContent(
-        Draft(job.name.state, request.metadata, request.environment, after_s=request.after_s), root=request.root
-    )
+    request, options = job.request, job.request.options
+    draft = Draft(job.name.state, options.metadata, options.environment, after_s=options.after_s)
+    content = SnapshotContent(draft, root=request.root)
     progress.begin(f"save {request.name}", job.own_bytes)
     try:
         with job.repo.store.begin(partial(_read_bases, job)) as bases, transaction:
@@ -365,7 +373,7 @@ def _write(job: _Job, transaction: Transaction, progress: Progress) -> SaveResul
                 since_whole = _allow_deltas(job, manifests, transaction.avoid)
                 existing = ExistingChunks(job.repo, manifests, avoid=transaction.avoid)
                 stages = job.repo.counters.stages
-                filler = Filler(job.hasher, existing, transaction.packer, stages, verify_reuse=request.verify_reuse)
+                filler = Filler(job.hasher, existing, transaction.packer, stages, verify_reuse=options.verify_reuse)
                 refs = _fill(job, filler, progress)
                 content.parts = [ManifestPart(request.spec, _build_entries(request, refs), since_whole)]
             while content.is_stale:
@@ -418,8 +426,8 @@ def _read_bases(job: _Job) -> list[Manifest]:
     They may be read before the lease exists: a pack that they name is looked for after the marks were read.
     """
     repo, request = job.repo, job.request
-    if request.base:
-        base: CommittedSnapshot | None = read_snapshot(repo.store, request.base)
+    if request.options.base:
+        base: CommittedSnapshot | None = read_snapshot(repo.store, request.options.base)
     else:
         # Ranks that have not read the state of the name have not listed the names.
         listed = job.name.listed if job.ranks.is_coordinator else list_names(repo, request.name)
@@ -463,8 +471,9 @@ def _verify_room(job: _Job) -> None:
 
 def _verify_request(request: Request) -> Request:
     """Raise if the request could not be read back; return it with a normalized name and an encoded spec."""
-    if request.delta is not None:
-        verify_delta(request.delta)
+    options = request.options
+    if options.delta is not None:
+        verify_delta(options.delta)
     names = _verify_sources(request)
     for name in names:
         if not name.isascii():
@@ -475,13 +484,14 @@ def _verify_request(request: Request) -> Request:
         raise BadName(f"two entries of {request.name!r} would have the name {twice[:80]!r}")
     # The depths passed here and in `_verify_sources` allow for the nesting in the head of a manifest.
     spec = encode_spec(request.name, request.spec)
-    metadata = _spell_metrics(request.metadata)
-    size = len(_verify_json(f"the metadata of {request.name!r}", [metadata, dict(request.environment)]))
+    metadata = _spell_metrics(options.metadata)
+    size = len(_verify_json(f"the metadata of {request.name!r}", [metadata, dict(options.environment)]))
     if size > MAX_METADATA_BYTES:
         raise TooLarge(
             f"the metadata of {request.name!r} has {size} bytes, more than {MAX_METADATA_BYTES}; save it as an entry"
         )
-    return replace(request, name=verify_name(request.name), spec=spec, metadata=metadata)
+    options = replace(options, metadata=metadata)
+    return replace(request, name=verify_name(request.name), spec=spec, options=options)
 
 
 def _spell_metrics(metadata: Mapping[str, Json]) -> dict[str, Json]:

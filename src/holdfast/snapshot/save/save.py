@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import platform
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -17,9 +16,8 @@ from holdfast.errors import Unsupported
 from holdfast.json_text import EncodedJson, Json
 from holdfast.progress import Progress
 from holdfast.repo.format.source import Source
-from holdfast.repo.handle.compression import Compression, DeltaChoice
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.write.writer import Request, SaveResult, save
+from holdfast.repo.write.writer import Request, SaveResult, WriteOptions, save
 from holdfast.snapshot.gc_pause import is_small, pause_gc
 from holdfast.snapshot.leaves import LeafWriter
 from holdfast.snapshot.save.device_digests import add_digests
@@ -31,24 +29,14 @@ from holdfast.trees.outline import TREE, join_name
 from holdfast.trees.registered import Types
 
 
-@dataclass(frozen=True, slots=True)
-class SaveOptions:
-    """Options of a save."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveOptions(WriteOptions):
+    """How a tree is saved."""
 
-    overwrite: bool = False
-    metadata: Mapping[str, Json] = field(default_factory=dict)
-    base: str | None = None
     allow_pickle: bool = False
+    """Pickle values that the format cannot store. Loading them can run any code, and must be allowed, too."""
     grads: bool = False
-    compression: Compression = "default"
-    environment: bool = True
-    lineage: Mapping[str, Json] = field(default_factory=dict)
-    """What the snapshot is saved from, as part of its environment (see `query.lineage`)."""
-    verify_reuse: bool = True
-    after_s: float = -math.inf
-    """The commit time is later than this, whatever the clock says."""
-    delta: DeltaChoice | None = None
-    """Whether new chunks are stored as deltas; None: as the store was opened."""
+    """Save the gradients of tensors as well."""
 
 
 class Leaves(NamedTuple):
@@ -90,19 +78,7 @@ def make_request(name: str, tree: object, options: SaveOptions, types: Types) ->
     """Return the request that saves a tree from one process; reads no tensor yet."""
     leaves = make_leaves(tree, options, types)
     verify_whole(leaves, "save on all ranks together, with torch.distributed initialised and without collective=False")
-    return Request(
-        name,
-        leaves.sources,
-        spec=leaves.spec,
-        metadata=options.metadata,
-        environment=make_environment(options),
-        base=options.base,
-        overwrite=options.overwrite,
-        after_s=options.after_s,
-        verify_reuse=options.verify_reuse,
-        compression=options.compression,
-        delta=options.delta,
-    )
+    return Request(name, leaves.sources, spec=leaves.spec, options=options)
 
 
 def save_tree(
@@ -126,13 +102,6 @@ def _save_request(repo: Repository, request: Request, pause: ExitStack, progress
     if not is_small(sum([source.size_bytes for source in request.sources]), len(request.sources)):
         pause.close()
     return save(repo, add_digests(request), progress=progress)
-
-
-def make_environment(options: SaveOptions) -> dict[str, Json]:
-    """Return the environment that is stored with a snapshot; only its mirror if the user does not want one."""
-    if not options.environment:
-        return {key: value for key, value in options.lineage.items() if key == "mirror"}
-    return {**describe_environment(), **options.lineage}
 
 
 def describe_environment() -> dict[str, Json]:

@@ -274,7 +274,7 @@ def _list_read(request: Request, missing: Sequence[SourceChunk] = ()) -> list[So
 
 def _needs_two_passes(repo: Repository, request: Request) -> bool:
     """Return whether all bytes are read once before any is written; pieces of a budget can be read only once."""
-    if read_name(repo.store, request.name).snapshot and not request.overwrite:
+    if read_name(repo.store, request.name).snapshot and not request.options.overwrite:
         return True
     free = repo.store.find_free_bytes()
     return free is not None and sum(source.size_bytes for source in request.sources) > free

@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 from holdfast.capture.compare.compare import diff_runs
 from holdfast.capture.compare.measure import recognize_fill
 from holdfast.capture.compare.nan import find_nonfinite
-from holdfast.capture.record.options import LevelName
+from holdfast.capture.record.options import LevelName, make_options
 from holdfast.capture.record.recorder import record
 from holdfast.capture.stored.observed import observe
 from holdfast.capture.stored.runs import Run, read_run
@@ -83,7 +83,7 @@ def train(name: str, faulty: Faulty, level: LevelName) -> Run:
     groups: Sequence[Iterable[nn.Parameter]] = (model[0].parameters(), model[2].parameters(), model[3].parameters())
     optimizer = torch.optim.SGD([{"params": [*each]} for each in groups], lr=0.1)
     repo = new_repo()
-    with record(repo, name, model, optimizer, level=level):
+    with record(repo, name, model, optimizer, options=make_options(level=level)):
         model(torch.ones(2, 4)).square().sum().backward()
         faulty.clip(optimizer)
         optimizer.step()

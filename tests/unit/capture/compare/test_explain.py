@@ -12,6 +12,7 @@ import torch
 from holdfast.capture.compare.compare import diff_runs
 from holdfast.capture.compare.explain import find_scope
 from holdfast.capture.compare.result import RunDiff
+from holdfast.capture.record.options import make_options
 from holdfast.capture.record.recorder import record
 from holdfast.capture.stored.runs import Run, read_run
 from holdfast.objects.memory import MemoryStore
@@ -60,7 +61,7 @@ def train(
     plant(model)
     optimizer = make(model)
     repo = open_repository(MemoryStore(), create=True)
-    with record(repo, name, model, optimizer, **choices):
+    with record(repo, name, model, optimizer, make_options(**choices)):
         for number in range(2):
             loop(model, optimizer, torch.full((3, 4), 0.5 + number))
     return read_run(repo, name)

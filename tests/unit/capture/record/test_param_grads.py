@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from holdfast.capture.record.options import make_options
 from holdfast.capture.record.recorder import Recorder, record
 from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.runs import read_run
@@ -21,7 +22,7 @@ def train(do_step: Callable[[int, nn.Linear, torch.optim.Optimizer], object], **
     torch.manual_seed(0)
     model, repo = nn.Linear(2, 1), new_repo()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with record(repo, "run", model, optimizer, **choices):  # type: ignore[arg-type]  # options by name
+    with record(repo, "run", model, optimizer, options=make_options(**choices)):  # type: ignore[arg-type]  # options by name
         for step in range(STEPS):
             do_step(step, model, optimizer)
             optimizer.step()
@@ -93,7 +94,7 @@ def test_hooks_are_only_on_what_is_recorded_and_are_removed(kinds: str, count: i
         return sum(len(each._post_accumulate_grad_hooks or ()) for each in model.parameters())
 
     recorder: Recorder
-    with record(new_repo(), "run", model, kinds=kinds) as recorder:
+    with record(new_repo(), "run", model, options=make_options(kinds=kinds)) as recorder:
         back(model)
         during = count_hooks()
         recorder.step()

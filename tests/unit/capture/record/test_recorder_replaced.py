@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from holdfast.capture.record.observer import RecordingWarning
+from holdfast.capture.record.options import make_options
 from holdfast.capture.record.recorder import Recorder, record
 from holdfast.capture.stored.events import ObservedEvents
 from holdfast.capture.stored.observed import observe
@@ -47,7 +48,7 @@ class Process:
         self.done += 1
         if action == "begin":
             repo = open_repository(self._store, create=True)
-            self.recorder = record(repo, "run", torch.nn.Linear(1, 1), overwrite=self._overwrite)
+            self.recorder = record(repo, "run", torch.nn.Linear(1, 1), options=make_options(overwrite=self._overwrite))
             try:
                 self.recorder.__enter__()
             except NameInUse:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from holdfast.capture.record.options import make_options
 from holdfast.capture.record.recorder import record
 from holdfast.capture.record.replay import replay
 from holdfast.errors import NotFound
@@ -115,7 +116,7 @@ def test_a_step_that_is_not_repeatable_is_reported() -> None:
 def test_a_recording_without_an_optimizer_can_be_replayed() -> None:
     repo, model = new_repo(), nn.Linear(2, 2)
 
-    with record(repo, "run", model, level="full") as rec:
+    with record(repo, "run", model, options=make_options(level="full")) as rec:
         model(torch.ones(1, 2))
         rec.step()
         assert rec.replay("", step=0).max_abs == 0.0

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from holdfast.compile_cache.artifacts.catalog import iter_artifacts
 from holdfast.compile_cache.artifacts.trust import Trust
-from holdfast.compile_cache.backend import Strict
+from holdfast.compile_cache.choices import Strict
 from holdfast.compile_cache.counters import CacheCounters
 from holdfast.compile_cache.whole.known_calls import CallDescription
 from holdfast.compile_cache.whole.program import GeneratedCode, Program

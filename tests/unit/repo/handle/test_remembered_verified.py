@@ -22,7 +22,7 @@ from holdfast.repo.handle.remembered import SAMPLE_SHARE, TRUST_S, VerifiedChunk
 from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.read.reader import Verify, open_snapshot
 from holdfast.repo.write.existing import ExistingChunks
-from holdfast.repo.write.writer import Request, save
+from holdfast.repo.write.writer import Request, WriteOptions, save
 from tests.kit.deltas import save_step, trained
 from tests.kit.saving import (
     flip,
@@ -139,7 +139,7 @@ Store = TypeVar("Store", bound=Reading)
 STORED: Final[dict[str, Save]] = {
     "raw": lambda repo, name: save_bytes(repo, name, {"x": noise(3 * MIB), "small": noise(20_000, 1)}),
     "encoded": lambda repo, name: save(
-        repo, Request(name, [BytesSource("x", bytes(MIB) + noise(2 * MIB))], compression="fast")
+        repo, Request(name, [BytesSource("x", bytes(MIB) + noise(2 * MIB))], options=WriteOptions(compression="fast"))
     ),
     "delta": lambda repo, name: save_step(repo, name, {"w": trained(1)}, delta=3),
 }

@@ -17,7 +17,7 @@ from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
 from holdfast.repo.read.reader import SnapshotReader, Verify
 from holdfast.repo.write.deltas import DeltaEncoder
-from holdfast.repo.write.writer import Request, save
+from holdfast.repo.write.writer import Request, WriteOptions, save
 from tests.kit.deltas import DELTA_CONFIGS, SIZE, bases, delta_repo, save_step, trained
 from tests.kit.encoded import codecs, halves
 from tests.kit.saving import (
@@ -92,7 +92,7 @@ def test_another_choice_is_refused(choice: object) -> None:
 def test_a_save_that_is_refused_for_its_choice_writes_nothing() -> None:
     repo = new_repo()
     with pytest.raises(ValueError, match="delta must be"):
-        save(repo, Request("a", [BytesSource("w", b"1")], delta=0))
+        save(repo, Request("a", [BytesSource("w", b"1")], options=WriteOptions(delta=0)))
     assert keys(repo.store, "") == []
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -20,7 +20,7 @@ from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import delete_snapshot
 from holdfast.repo.upkeep.check import Checker
 from holdfast.repo.upkeep.collect import Rules, collect
-from holdfast.repo.write.writer import Request, SaveResult, save
+from holdfast.repo.write.writer import Request, SaveResult, WriteOptions, save
 from tests.kit.saving import keys, load_bytes, new_repo, noise, only_pack, rot
 
 MIB = 1 << 20
@@ -73,11 +73,17 @@ class Missing:
 
 
 def save_remote(
-    repo: Repository, name: str, *sources: Remote, overwrite: bool = False, note: object = None
+    repo: Repository,
+    name: str,
+    *sources: Remote,
+    overwrite: bool = False,
+    note: Callable[[Sequence[SourceChunk]], None] | None = None,
 ) -> SaveResult:
     digests = {number: source.digests for number, source in enumerate(sources)}
     given: Sequence[Source] = sources
-    return save(repo, Request(name, given, digests=digests, overwrite=overwrite, note_missing=note))  # type: ignore[arg-type]  # one of the functions here
+    options = WriteOptions(overwrite=overwrite)
+    request = Request(name, given, digests=digests, note_missing=note, options=options)
+    return save(repo, request)
 
 
 def changed(data: bytes, at: int) -> bytes:

@@ -15,7 +15,7 @@ from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.compression import Compression
 from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.read.reader import is_readable
-from holdfast.repo.write.writer import Request, save
+from holdfast.repo.write.writer import Request, WriteOptions, save
 from tests.kit.encoded import CONFIGS, codecs, encoded_repo, halves, save_encoded
 from tests.kit.saving import (
     MIB,
@@ -151,7 +151,7 @@ def test_memory_that_changes_while_it_is_encoded_is_found(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("holdfast.repo.write.encoding.encode", change)
     with pytest.raises(SourceChanged, match="'changing' changed while it was being saved"):
-        save(repo, Request("b", [source], compression="fast"))
+        save(repo, Request("b", [source], options=WriteOptions(compression="fast")))
 
 
 def test_chunks_are_encoded_after_the_look_up_if_they_are_probably_known(store: MemoryStore) -> None:
@@ -169,10 +169,10 @@ def test_a_repository_has_a_choice_that_a_save_can_replace(store: MemoryStore) -
     repo = open_repository(store, create=True, compression="small")
     for number, (choice, expected) in enumerate((("default", BLOSC2), (None, RAW), ("fast", BLOSC2))):
         source = BytesSource("x", halves(9000, number), item_bytes=2)
-        save(repo, Request(str(number), [source], compression=choice))  # type: ignore[arg-type]  # literals, in a tuple
+        save(repo, Request(str(number), [source], options=WriteOptions(compression=choice)))  # type: ignore[arg-type]  # literals, in a tuple
         assert codecs(repo, str(number), "x") == [expected]
     with pytest.raises(ValueError, match="compression must be"):
-        save(repo, Request("wrong", [BytesSource("x", b"")], compression="zip"))  # type: ignore[arg-type]  # on purpose
+        save(repo, Request("wrong", [BytesSource("x", b"")], options=WriteOptions(compression="zip")))  # type: ignore[arg-type]  # on purpose
 
 
 def test_a_small_budget_is_enough(store: MemoryStore) -> None:

@@ -23,7 +23,7 @@ from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import delete_snapshot
 from holdfast.repo.upkeep.check import Checker
-from holdfast.repo.write.writer import Request, save
+from holdfast.repo.write.writer import Request, WriteOptions, save
 from tests.kit.saving import (
     MIB,
     keys,
@@ -164,7 +164,7 @@ def test_a_name_in_use_is_refused_before_any_byte_is_written(repo: Repository) -
 @pytest.mark.parametrize("metadata", [{"other": 1}, {"loss": 1}])
 def test_other_metadata_is_other_content_for_a_name_in_use(repo: Repository, metadata: Mapping[str, Json]) -> None:
     save_bytes(repo, "a", {"x": b"1"}, metadata={"loss": 1.0})
-    refuse(repo, NameInUse, "in use", Request("a", [BytesSource("x", b"1")], metadata=metadata))
+    refuse(repo, NameInUse, "in use", Request("a", [BytesSource("x", b"1")], options=WriteOptions(metadata=metadata)))
 
 
 def test_saving_the_same_again_is_a_success_that_writes_nothing(repo: Repository, store: MemoryStore) -> None:
@@ -235,7 +235,7 @@ def nested(depth: int) -> Json:
     ids=["nan", "object", "bytes", "surrogate", "integer keys", "integer key", "deep"],
 )
 def test_metadata_that_would_not_come_back_is_refused(repo: Repository, metadata: dict[str, Json]) -> None:
-    request = Request("a", [BytesSource("x", noise(1000))], metadata=metadata)
+    request = Request("a", [BytesSource("x", noise(1000))], options=WriteOptions(metadata=metadata))
     refuse(repo, Unsupported, "the metadata of 'a' is not plain JSON", request)
 
 
@@ -252,7 +252,7 @@ def test_metrics_that_are_not_finite_are_texts_and_a_retry_finds_them_equal(repo
 
 def test_metadata_has_a_limit(repo: Repository) -> None:
     save_bytes(repo, "fits", {}, metadata={"x": "y" * (MIB - 20)})
-    request = Request("a", [], metadata={"x": "y" * MIB})
+    request = Request("a", [], options=WriteOptions(metadata={"x": "y" * MIB}))
     refuse(repo, TooLarge, "the metadata of 'a' has .* save it as an entry", request)
 
 

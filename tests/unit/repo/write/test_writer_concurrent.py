@@ -19,7 +19,7 @@ from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES
 from holdfast.repo.names.generations import list_generations
 from holdfast.repo.names.leases import RENEW_S
-from holdfast.repo.write.writer import Request, save
+from holdfast.repo.write.writer import Request, WriteOptions, save
 from tests.kit.saving import (
     MIB,
     Meanwhile,
@@ -277,7 +277,7 @@ def test_a_save_that_fails_leaves_nothing_visible_and_no_lease(store: MemoryStor
     repo = new_repo(store)
     save_bytes(repo, "a", {"x": b"old"})
     with pytest.raises(OSError, match="the disk is gone"):
-        save(repo, Request("a", [BytesSource("x", noise(5000)), Failing()], overwrite=True))
+        save(repo, Request("a", [BytesSource("x", noise(5000)), Failing()], options=WriteOptions(overwrite=True)))
     assert load_bytes(repo, "a") == {"x": b"old"}
     assert keys(store, "leases/") == keys(store, "packs/") == []
 

@@ -23,7 +23,7 @@ from holdfast.repo.upkeep.collect import Rules, collect
 from holdfast.repo.upkeep.transfer import apply_repack, copy_snapshot, plan_repack
 from holdfast.repo.upkeep.usage import read_usage
 from holdfast.repo.write.transaction import ManifestPart
-from holdfast.repo.write.writer import Placement, Request, SaveResult, save
+from holdfast.repo.write.writer import Placement, Request, SaveResult, WriteOptions, save
 from tests.kit.hooking import Hook
 from tests.kit.saving import MIB, Meanwhile, keys, load_bytes, new_repo, noise, rot, save_bytes
 from tests.kit.thread_ranks import ThreadRanks, run_threads
@@ -127,7 +127,7 @@ def test_a_repeated_save_finds_the_same_and_writes_nothing(repo: Repository) -> 
 def test_other_content_under_the_name_is_refused_on_all_ranks(repo: Repository) -> None:
     save_together(repo, 2)
 
-    results = save_together(repo, 2, lambda rank, request: replace(request, metadata={"k": "v"}))
+    results = save_together(repo, 2, lambda rank, request: replace(request, options=WriteOptions(metadata={"k": "v"})))
 
     assert all(isinstance(result, RankError) and "is in use" in str(result) for result in results)
 

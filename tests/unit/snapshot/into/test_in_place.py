@@ -13,7 +13,7 @@ from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.entry import Entry
 from holdfast.snapshot.into.in_place import copy_into
 from holdfast.snapshot.load.opened import Opened
-from holdfast.store import Store
+from holdfast.store import OpenOptions, Store
 from holdfast.tensors.storage import free_storage, is_allocated
 from tests.kit.capabilities import needs_torch
 from tests.kit.loading import bytes_of, noise, problems_of
@@ -42,7 +42,7 @@ def _invert(tensor: torch.Tensor) -> None:
 
 @pytest.mark.slow
 def test_a_tensor_made_of_others_takes_the_place_of_one_of_its_kind() -> None:
-    store = Store(MemoryStore(), types=SUBCLASSES)
+    store = Store(MemoryStore(), OpenOptions(types=SUBCLASSES))
     saved = {name: make() for name, make in COMPOSITES.items()}
     store.save("x", saved)
     target = {name: make() for name, make in COMPOSITES.items()}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from holdfast.objects.memory import MemoryStore
-from holdfast.store import Store
+from holdfast.store import OpenOptions, Store
 from tests.kit.loading import noise, problems_of
 
 
@@ -73,7 +73,7 @@ class Open:
     ],
 )
 def test_a_plain_value_that_differs_where_none_can_be_set_is_refused(saved: Any, target: Any, name: str) -> None:
-    store = Store(MemoryStore(), types=[Pair, Frozen])
+    store = Store(MemoryStore(), OpenOptions(types=[Pair, Frozen]))
 
     problems = problems_of(store, {"a": noise(3), "t": saved}, {"a": torch.zeros(3), "t": target})
 
@@ -101,7 +101,7 @@ def test_values_that_only_look_equal_differ(store: Store, saved: object, held: o
 
 
 def test_fields_of_a_dataclass_that_is_not_frozen_are_replaced() -> None:
-    store = Store(MemoryStore(), types=[Open])
+    store = Store(MemoryStore(), OpenOptions(types=[Open]))
     store.save("x", {"o": Open(noise(2), 0.5)})
     target = Open(torch.zeros(2), 0.0)
     place = target.weight

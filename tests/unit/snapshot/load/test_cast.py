@@ -14,7 +14,7 @@ from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import MIN_BUDGET_BYTES
 from holdfast.repo.read.reader import SnapshotReader
 from holdfast.snapshot.load.options import LoadOptions
-from holdfast.store import Store
+from holdfast.store import OpenOptions, Store
 from holdfast.trees.move import PACKED_FLOAT
 from tests.kit.capabilities import param_dtypes
 from tests.kit.loading import noise
@@ -25,7 +25,7 @@ BF16 = torch.bfloat16
 
 @pytest.fixture
 def store() -> Store:
-    return Store(MemoryStore(), types=SUBCLASSES)
+    return Store(MemoryStore(), OpenOptions(types=SUBCLASSES))
 
 
 def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

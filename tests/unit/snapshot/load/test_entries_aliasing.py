@@ -9,7 +9,7 @@ import torch
 
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.layout import PACKS
-from holdfast.store import Store
+from holdfast.store import OpenOptions, Store
 from holdfast.tensors import sources
 from tests.kit.saving import keys, stored_bytes
 from tests.kit.tensors import SUBCLASSES, TENSORS, assert_same_tensor
@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def store() -> Store:
-    return Store(MemoryStore(), types=SUBCLASSES)
+    return Store(MemoryStore(), OpenOptions(types=SUBCLASSES))
 
 
 def noise(*shape: int) -> torch.Tensor:

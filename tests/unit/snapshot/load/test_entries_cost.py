@@ -17,7 +17,7 @@ from holdfast.repo.format.manifest_encoding import encode_manifest
 from holdfast.repo.format.source import BytesSource, cut_sources
 from holdfast.snapshot.load import batches as batches_module
 from holdfast.snapshot.load.batches import SmallTensors
-from holdfast.store import Store
+from holdfast.store import OpenOptions, Store
 from holdfast.tensors.spec import describe
 
 COUNT = 4000
@@ -66,7 +66,7 @@ def fill(store: Store, target: dict[str, torch.Tensor]) -> None:
 
 def test_the_cost_of_an_entry_is_bounded(traced: Any) -> None:
     state = make_state()
-    with Store(MemoryStore(), budget_bytes=64 << 20) as store:
+    with Store(MemoryStore(), OpenOptions(budget_bytes=64 << 20)) as store:
         store.save("warm", {"a": torch.ones(3)})  # imports and caches
         store.load("warm")
         store.load_into("warm", {"a": torch.zeros(3)})

@@ -15,7 +15,7 @@ from holdfast.errors import Corrupt, DigestMismatch, MissingChunk, NotFound, Uns
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.layout import pack_key
 from holdfast.snapshot.view.lazy import Snapshot
-from holdfast.store import Store
+from holdfast.store import OpenOptions, Store
 from tests.kit.saving import pack_of, rot
 from tests.kit.tensors import SUBCLASSES, TENSORS, assert_same_tensor
 
@@ -32,7 +32,7 @@ class Bomb:
 
 @pytest.fixture
 def store() -> Store:
-    return Store(MemoryStore(), types=SUBCLASSES)
+    return Store(MemoryStore(), OpenOptions(types=SUBCLASSES))
 
 
 def noise(*shape: int) -> torch.Tensor:

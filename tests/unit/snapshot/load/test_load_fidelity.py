@@ -20,7 +20,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from holdfast.objects.memory import MemoryStore
-from holdfast.store import Store
+from holdfast.store import OpenOptions, Store
 from tests.kit.tensors import SUBCLASSES, TENSORS, assert_same_tensor, find_facts
 
 KINDS = {kind: list(names) for kind, names in groupby(sorted(TENSORS), key=lambda name: name.partition("/")[0])}
@@ -100,7 +100,7 @@ def assert_same(found: Any, wanted: Any, path: str = "") -> None:
 
 @pytest.fixture
 def store() -> Store:
-    return Store(MemoryStore(), types=[*SUBCLASSES, Colour, Point])
+    return Store(MemoryStore(), OpenOptions(types=[*SUBCLASSES, Colour, Point]))
 
 
 @pytest.mark.parametrize("batch", BATCHES)

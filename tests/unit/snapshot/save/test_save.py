@@ -12,7 +12,7 @@ from holdfast.objects.memory import MemoryStore
 from holdfast.repo.names.snapshots import read_snapshot
 from holdfast.repo.read.reader import SnapshotReader
 from holdfast.snapshot.save.save import SaveOptions, make_request
-from holdfast.store import Store
+from holdfast.store import OpenOptions, Store
 from holdfast.trees.registered import Types
 
 
@@ -36,7 +36,7 @@ def test_every_leaf_that_has_bytes_is_an_entry_and_the_tree_is_the_spec(store: S
 
 def test_a_request_reads_no_tensor() -> None:
     tensor = torch.zeros(4)
-    request = make_request("x", [tensor], SaveOptions(environment=False), Types())
+    request = make_request("x", [tensor], SaveOptions(), Types())
     tensor[2] = 5.0
     assert bytes(request.sources[0].read(8, 12)) == tensor[2:3].numpy().tobytes()
 
@@ -107,7 +107,7 @@ def test_what_shares_memory_has_another_digest_than_what_is_equal(store: Store) 
 def test_the_environment_is_recorded_and_not_part_of_the_content() -> None:
     inner = MemoryStore()
     first = Store(inner).save("x", make_state())
-    second = Store(inner, options={"environment": False}).save("y", make_state())
+    second = Store(inner, OpenOptions(environment=False)).save("y", make_state())
     assert first.digest == second.digest
     assert "torch" in Store(inner).snapshot("x").environment
     assert Store(inner).snapshot("y").environment == {}

@@ -25,7 +25,7 @@ from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import MIN_BUDGET_BYTES
 from holdfast.snapshot.save.copies import Slabs
 from holdfast.snapshot.save.staging import AsyncSaver
-from holdfast.store import Store
+from holdfast.store import OpenOptions, Store
 from tests.kit.hooking import Hook, hooked
 from tests.kit.loading import noise as noisy
 from tests.kit.saving import Watched, keys, noise
@@ -67,7 +67,7 @@ def closed(gate: threading.Event) -> Iterator[None]:
 @pytest.mark.parametrize("staging", STAGINGS)
 def test_the_tree_may_change_as_soon_as_the_call_returns(staging: Any) -> None:
     gated = Gated()
-    store = Store(gated, budget_bytes=MIN_BUDGET_BYTES)
+    store = Store(gated, OpenOptions(budget_bytes=MIN_BUDGET_BYTES))
     tree: dict[str, Any] = {"a": noisy(MIB), "strided": noisy(300, 400).t()[::2], "tied": noisy(4), "step": [1]}
     tree["again"] = tree["tied"]
     wanted = {name: value.clone() for name, value in tree.items() if isinstance(value, torch.Tensor)}
@@ -106,7 +106,7 @@ def test_the_result_is_that_of_a_save(store: Store, staging: Any) -> None:
 
 def test_a_budget_keeps_the_caller_until_the_rest_is_written() -> None:
     gated = Gated()
-    store = Store(gated, budget_bytes=MIN_BUDGET_BYTES)
+    store = Store(gated, OpenOptions(budget_bytes=MIN_BUDGET_BYTES))
     value = noisy(4 * MIB)
     gated.gate.clear()
     threading.Timer(0.05, gated.gate.set).start()
@@ -267,7 +267,7 @@ def test_a_name_in_use_is_an_error_of_wait(store: Store, staging: Any) -> None:
 
 def test_a_save_that_fails_in_the_middle_lets_the_caller_go() -> None:
     gated = Gated()
-    store = Store(gated, budget_bytes=MIN_BUDGET_BYTES)
+    store = Store(gated, OpenOptions(budget_bytes=MIN_BUDGET_BYTES))
     gated.error = StoreError("the disk is tired")
 
     # Far more than the queue holds: the caller would wait for room for ever.
