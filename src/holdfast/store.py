@@ -73,7 +73,6 @@ if TYPE_CHECKING:
     from holdfast.formats.reading.found import SourceFormat
     from holdfast.formats.receipt import ReceiptFinding
     from holdfast.mirror.mirror import Mirror
-    from holdfast.mirror.views import Views
     from holdfast.series.follow import Follower
     from holdfast.serving.server import StoreServer
     from holdfast.snapshot.into.held import HeldMemory
@@ -82,6 +81,7 @@ if TYPE_CHECKING:
     from holdfast.snapshot.optimizers import Optimizers
     from holdfast.snapshot.save.save import SaveOptions
     from holdfast.snapshot.save.staging import AsyncSaver, SaveHandle, Staging
+    from holdfast.snapshot.view.finder import SnapshotFinder
     from holdfast.snapshot.view.lazy import Snapshot
     from holdfast.trees.registered import Types
 
@@ -438,10 +438,11 @@ class Store:
                 held=self._held,
                 progress=make_progress(progress),
             )
-            repo, types, journal = self._views.choose_repository(name), self._types, Journal()
+            finder, journal = self._finder, Journal()
         try:
-            with self._lineage.loading(lambda: self._open_snapshot(name).record) as find:
-                return load_into_together(repo, find, tree, options, types=types, world=world, journal=journal)
+            record, loaded = load_into_together(finder, name, tree, options, world=world, journal=journal)
+            self._lineage.note_loaded(record)
+            return loaded
         except BaseException as error:
             # Outside of every `with`: the end of one can raise MemoryError after everything was loaded.
             journal.report(error)
@@ -621,7 +622,7 @@ class Store:
 
     def __contains__(self, name: object) -> bool:
         """Return whether there is a snapshot with that name or tag."""
-        return self._views.is_named(name)
+        return self._finder.is_named(name)
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names of the snapshots, in natural order, without Holdfast's own ("@...")."""
@@ -646,11 +647,11 @@ class Store:
             sort: a field, or several; "-loss" sorts descending. Snapshots without the field come last.
             limit: at most so many.
         """
-        return self._views.list_snapshots(prefix, parse_query(where=where, sort=sort, limit=limit))
+        return self._finder.list_snapshots(prefix, parse_query(where=where, sort=sort, limit=limit))
 
     def latest(self, prefix: str = "") -> Snapshot | None:
         """Return the snapshot with the latest commit time whose name begins with `prefix`, or None."""
-        return self._views.open_latest(prefix)
+        return self._finder.open_latest(prefix)
 
     def best(self, prefix: str, metric: str, *, mode: BestMode = "min", where: str | None = None) -> Snapshot:
         """Return the snapshot with the best value of a metric, not NaN; of equal ones the newest. Raises NotFound.
@@ -661,7 +662,7 @@ class Store:
             mode: "min" if smaller values are better, "max" if larger ones are.
             where: a condition, as for `snapshots`.
         """
-        return self._views.open_best(prefix, metric=metric, mode=mode, query=parse_query(where=where))
+        return self._finder.open_best(prefix, metric=metric, mode=mode, query=parse_query(where=where))
 
     def bisect(self, prefix: str, test: Callable[[Snapshot], bool | None]) -> Bisection[Snapshot]:
         """Return the first snapshot of a series for which `test` returns False, found by halving the series.
@@ -669,7 +670,7 @@ class Store:
         They are ordered by step if each has another one, else by time; those after a bad one must be bad, too. `test`
         returns True for good, False for bad, None to skip. Raises NotBisectable if the first is bad or the last good.
         """
-        return self._views.bisect(prefix, test)
+        return self._finder.bisect(prefix, test)
 
     def diff(
         self, a: str | Snapshot, b: object, *, values: bool = False, only: str | Sequence[str] | None = None
@@ -688,11 +689,11 @@ class Store:
         from holdfast.diff.values import measure
         from holdfast.snapshot.view.lazy import Snapshot
 
-        repo, before = self.repository, self._views.open_here(a).record
+        repo, before = self.repository, self._finder.open_here(a).record
         patterns = (only,) if isinstance(only, str) else tuple(only or ())
         if not isinstance(b, str | Snapshot):
             return compare_with_tree(repo, before, b, types=self._types, only=patterns, values=values)
-        found = compare(repo, before, self._views.open_here(b).record, only=patterns)
+        found = compare(repo, before, self._finder.open_here(b).record, only=patterns)
         return measure(repo, found) if values else found
 
     def copy(
@@ -709,7 +710,7 @@ class Store:
         if not isinstance(to, Store):
             verify_other_store(self.repository, os.fspath(to))
             to = make_store(os.fspath(to), OpenOptions(budget_bytes=self._options.budget_bytes), "")
-        return self._views.copy(name, to.repository, overwrite=overwrite, progress=make_progress(progress))
+        return self._finder.copy(name, to.repository, overwrite=overwrite, progress=make_progress(progress))
 
     def delete(self, name: str) -> None:
         """Delete a snapshot. `gc` then frees the bytes that no other snapshot uses. Raises NotFound."""
@@ -724,7 +725,7 @@ class Store:
             move: point the tag there even if it points to another one, which otherwise raises NameInUse.
         """
         verify_user_name(tag, what="tag")
-        return self._views.set_tag(tag, name, move=move)
+        return self._finder.set_tag(tag, name, move=move)
 
     def tags(self) -> list[Tag]:
         """Return all tags."""
@@ -872,7 +873,7 @@ class Store:
         """
         from holdfast.formats.measuring import check_imported
 
-        record, bar = self._views.open_here(name).record, make_progress(progress)
+        record, bar = self._finder.open_here(name).record, make_progress(progress)
         path, chosen = os.fspath(source), {"unpickle": unpickle, "follow_links": follow_links}
         return list(check_imported(self.repository, record, path, progress=bar, **chosen))
 
@@ -1302,13 +1303,14 @@ class Store:
         return HeldMemory()
 
     @property
-    def _views(self) -> Views:
-        from holdfast.mirror.views import Views
+    def _finder(self) -> SnapshotFinder:
+        from holdfast.snapshot.view.finder import SnapshotFinder
 
-        return Views(self.repository, self.mirror, self._types)
+        repo, mirror = self.repository, self._mirror
+        return SnapshotFinder(repo, self._types, None if mirror is None else lambda: mirror.repository)
 
     def _open_snapshot(self, name: str | Snapshot) -> Snapshot:
-        return self._views.open_named(name) if isinstance(name, str) else name
+        return self._finder.open(name)
 
     def _save(
         self,

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -62,19 +61,6 @@ class LineageLog:
             self._now += 1
             self._loads = deque((pair for pair in self._loads if pair[1] != origin), maxlen=_MAX_LOADS)
             self._loads.append((self._now, origin))
-
-    @contextmanager
-    def loading(self, find: Callable[[], CommittedSnapshot]) -> Iterator[Callable[[], CommittedSnapshot]]:
-        """Yield a function that calls `find`; what it returned last is noted as loaded unless the block raises."""
-        found: list[CommittedSnapshot] = []
-
-        def find_and_keep() -> CommittedSnapshot:
-            found.append(find())
-            return found[-1]
-
-        yield find_and_keep
-        if found:
-            self.note_loaded(found[-1])
 
     def note_saved(self, name: str) -> None:
         """Note that a snapshot was saved, or that its save has begun."""

@@ -22,7 +22,6 @@ from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.names.snapshots import commit_snapshot
 from holdfast.repo.upkeep.collect import Rules, collect
 from holdfast.repo.write import transaction
-from holdfast.repo.write.world import GatherStep
 from holdfast.testing.faults import Fault, FaultyStore
 from tests.distributed.conftest import World
 from tests.distributed.outcomes import ActOutcome, report_outcome
@@ -73,10 +72,23 @@ KINDS: Final[dict[str, Callable[[], BaseException]]] = {
 }
 
 
+def begin_with(step: str, act: Callable[[], Any], block: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of Collectives that does the same as `block`, after `act` if it is for that step."""
+
+    @contextmanager
+    def meet(self: Collectives, found: str) -> Iterator[Any]:
+        with block(self, found) as given:
+            if found == step:
+                act()
+            yield given
+
+    return meet
+
+
 def strike(step: str, act: Callable[[], Any]) -> Callable[[], None]:
     """Have `act` happen when this rank is about to do its part of a step; return what takes that back."""
-    kept = {name: getattr(Collectives, name) for name in ("all_to_all", "barrier", "broadcast")}
-    gathering = Collectives.gathering
+    kept = {name: getattr(Collectives, name) for name in ("all_to_all", "broadcast")}
+    blocks: dict[str, Callable[..., Any]] = {name: getattr(Collectives, name) for name in ("gathering", "step")}
 
     def make(name: str) -> Callable[..., Any]:
         def meet(self: Collectives, found: str, map: Callable[[], Any]) -> Any:
@@ -88,20 +100,13 @@ def strike(step: str, act: Callable[[], Any]) -> Callable[[], None]:
 
         return meet
 
-    @contextmanager
-    def gather(self: Collectives, found: str) -> Iterator[GatherStep]:
-        with gathering(self, found) as given:
-            if found == step:
-                act()
-            yield given
-
     for name in kept:
         setattr(Collectives, name, make(name))
-    setattr(Collectives, "gathering", gather)  # noqa: B010 - typed as a method
+    for name, block in blocks.items():
+        setattr(Collectives, name, begin_with(step, act, block))
 
     def restore() -> None:
-        setattr(Collectives, "gathering", gathering)  # noqa: B010
-        for name, method in kept.items():
+        for name, method in (kept | blocks).items():
             setattr(Collectives, name, method)
 
     return restore

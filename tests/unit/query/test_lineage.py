@@ -75,17 +75,6 @@ def test_the_log_of_a_long_process_is_bounded() -> None:
     assert "previous" not in log.describe("run-0/2")[LINEAGE]
 
 
-def test_a_load_that_fails_is_not_noted() -> None:
-    log = LineageLog()
-
-    with pytest.raises(Mismatch), log.loading(lambda: make_committed("base")) as find:
-        raise Mismatch(f"{find().name} does not fit")
-    assert log.describe("run/1") == {}
-    with log.loading(lambda: make_committed("base")) as find:
-        find()
-    assert read(log, "run/1").loaded == loaded("base")
-
-
 @pytest.mark.parametrize(
     "value",
     [None, 3, [], "x", {"loaded": 3}, {"loaded": [3, {"name": 4}]}, {"previous": 5}, {"loaded": {}, "previous": None}],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -22,15 +22,17 @@ from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.read.reader import SnapshotReader
 from holdfast.repo.upkeep.prune import Pruned, PrunePlan
 from holdfast.repo.write.writer import Request, SaveResult, save
+from holdfast.snapshot.into.apply_plan import Loading, delaying_signals
 from holdfast.snapshot.into.journal import Journal
-from holdfast.snapshot.into.load_into import load_into
-from holdfast.snapshot.into.plan import IntoOptions
-from holdfast.snapshot.load.merge_trees import warn_of_variants
+from holdfast.snapshot.into.load_into import check_values, load_into, match_tree, note_held
+from holdfast.snapshot.into.plan import IntoOptions, IntoPlan
+from holdfast.snapshot.load.merge_trees import opening_whole, warn_of_variants
 from holdfast.snapshot.load.opened import Opened
 from holdfast.snapshot.save.device_digests import add_digests
 from holdfast.snapshot.save.save import SaveOptions, make_request, save_tree
 from holdfast.snapshot.save.staging import AsyncSaver, SaveHandle, Staging
-from holdfast.snapshot.view.lazy import Snapshot as LazySnapshot
+from holdfast.snapshot.view.finder import SnapshotFinder
+from holdfast.snapshot.view.lazy import Snapshot
 from holdfast.texts import list_lines, list_some
 from holdfast.trees.registered import Types
 
@@ -180,92 +182,114 @@ def prune_together(
 
 
 def load_into_together(
-    repo: Repository,
-    find: Callable[[], CommittedSnapshot],
+    finder: SnapshotFinder,
+    name: str | Snapshot,
     tree: Any,
     options: IntoOptions,
     *,
-    types: Types,
     world: World | None,
     journal: Journal,
-) -> Any:
+) -> tuple[CommittedSnapshot, Any]:
     """Load in place into a tree that is distributed over the ranks; changes nothing unless it fits on all ranks.
 
-    The caller adds to every error what the journal recorded.
+    Returns the record and the loaded tree. The caller adds to every error what the journal recorded.
     """
     if world is None:
-        return LazySnapshot(repo, find(), types).load_into(tree, replace(options, replicas="each"), journal=journal)
+        found = finder.open(name)
+        with opening_whole(found.repository, found.record, options.verify, options.progress) as opened:
+            alone = replace(options, replicas="each")
+            return found.record, load_into(opened, tree, alone, finder.types, journal=journal)
     with world.join(LOAD) as ranks:
         journal.where = f"the target of rank {ranks.rank}"
-        record = _agree_on_record(find, options, ranks)
-        chunk_exchange = open_together(repo.store, record.manifest, ranks, name=record.name)
-        variants = chunk_exchange.list_variants()
+        with ranks.gathering("load") as step:
+            found = finder.open(name)
+            step.given = _describe_load(found.record, options)
+        _verify_alike(step.values)
+        record, store = found.record, found.repository.store
+        chunks = open_together(store, record.manifest, ranks, name=record.name)
+        variants = chunks.list_variants()
         if variants:
+            saved_by, loaded_by = chunks.num_parts, ranks.world_size
+            warn = partial(warn_of_variants, record.name, variants, saved_by=saved_by, loaded_by=loaded_by)
             # Warn in a step: if warnings are turned into errors, all ranks must raise.
-            saved_by, loaded_by = chunk_exchange.num_parts, ranks.world_size
-            ranks.broadcast(
-                "warn", lambda: warn_of_variants(record.name, variants, saved_by=saved_by, loaded_by=loaded_by)
-            )
+            ranks.broadcast("warn", warn)
         reader = SnapshotReader(
-            repo,
+            found.repository,
             record,
             verify=options.verify,
-            manifest=chunk_exchange.heads,
+            manifest=chunks.heads,
             progress=options.progress,
-            cache=repo.store.cache,
+            cache=store.cache,
             keep=True,
         )
-        with Opened(reader) as opened:
-
-            def load(replica_exchange: ReplicaExchange | None) -> Any:
-                return load_into(
-                    opened,
-                    tree,
-                    options,
-                    types,
-                    agree=partial(_agree_on_problems, record.name, ranks),
-                    step=partial(ranks.barrier, "read"),
-                    locate=chunk_exchange.locate,
-                    exchange=replica_exchange,
-                    journal=journal,
-                )
-
-            # With `since`, each rank reads what its own memory lacks.
-            if options.replicas == "each" or options.since is not None or ranks.world_size == 1:
-                return load(None)
-            with ReplicaExchange(ranks, reader, mode=options.replicas, timeout_s=world.timeout_s) as replica_exchange:
-                return load(replica_exchange)
+        with Opened(reader) as opened, opened.pausing_gc():
+            plan = match_tree(opened, tree, options, finder.types)
+            plan.relocate(chunks.locate(plan.list_wants()))
+            check_values(plan)
+            _agree_on_problems(plan, ranks)
+            _apply_together(plan, ranks, journal, timeout_s=world.timeout_s)
+    return record, plan.result
 
 
-def _agree_on_record(
-    find: Callable[[], CommittedSnapshot], options: IntoOptions, ranks: Collectives
-) -> CommittedSnapshot:
-    """Return the snapshot that this rank finds; raise Mismatch unless all ranks find the same, and load it alike."""
-    found: list[CommittedSnapshot] = []
-    # The choices that decide which steps the ranks take.
+def _describe_load(record: CommittedSnapshot, options: IntoOptions) -> tuple[Any, ...]:
+    """Return what must be the same on all ranks: the snapshot, and the choices that decide which steps they take."""
     way = "since=" if options.since is not None else f"replicas={options.replicas!r}"
+    return (record.name, record.generation, record.digest), options.is_transaction, way
 
-    def find_identity() -> tuple[tuple[str, int, bytes], bool, str]:
-        found.append(find())
-        return (found[0].name, found[0].generation, found[0].digest), options.is_transaction, way
 
-    seen = [(tuple(identity), *choices) for identity, *choices in ranks.all_gather("load", find_identity)]
-    verify_passed_by_all("since= or atomic=True", [is_transaction for _, is_transaction, _ in seen])
-    if len({way for *_, way in seen}) > 1:
-        given = list_some([f"rank {rank} {way}" for rank, (*_, way) in enumerate(seen)], _LISTED)
-        raise Mismatch(f"the ranks load in different ways: {given}; pass the same options on all ranks")
-    if len({identity for identity, *_ in seen}) > 1:
-        names = [f"rank {rank} {name!r} (generation {number})" for rank, ((name, number, _), *_) in enumerate(seen)]
+def _verify_alike(given: Sequence[Sequence[Any]]) -> None:
+    """Raise Mismatch unless all ranks load the same snapshot in the same way."""
+    verify_passed_by_all("since= or atomic=True", [is_transaction for _, is_transaction, _ in given])
+    if len({way for *_, way in given}) > 1:
+        ways = list_some([f"rank {rank} {way}" for rank, (*_, way) in enumerate(given)], _LISTED)
+        raise Mismatch(f"the ranks load in different ways: {ways}; pass the same options on all ranks")
+    if len({tuple(identity) for identity, *_ in given}) > 1:
+        names = [f"rank {rank} {name!r} (generation {number})" for rank, ((name, number, _), *_) in enumerate(given)]
         raise Mismatch(
             f"the ranks load different snapshots: {list_some(names, _LISTED)}. Choose one on one rank and broadcast its"
             " name"
         )
-    return found[0]
 
 
-def _agree_on_problems(name: str, ranks: Collectives, problems: Sequence[str]) -> None:
+def _apply_together(plan: IntoPlan, ranks: Collectives, journal: Journal, *, timeout_s: float) -> None:
+    """Carry out a plan that fits on all ranks: on all of them, or, of a load that is a transaction, on none."""
+    options = plan.options
+    with ExitStack() as stack:
+        replicas = None
+        # With `since`, each rank reads what its own memory lacks.
+        if options.replicas != "each" and options.since is None and ranks.world_size > 1:
+            exchange = ReplicaExchange(ranks, plan.opened.reader, mode=options.replicas, timeout_s=timeout_s)
+            replicas = stack.enter_context(exchange)
+        stack.enter_context(journal.reporting())
+        loading = stack.enter_context(Loading(plan, journal))
+        if replicas is not None:
+            left_out = replicas.choose(loading.targets)
+            with ranks.step("read"):
+                loading.read(left_out)
+            with loading.receiving(left_out):
+                replicas.send()
+            with ranks.step("read"):
+                loading.put()
+        elif options.is_transaction:
+            with ranks.step("read"):
+                loading.read()
+            with ranks.step("read"):
+                loading.put()
+        else:
+            with ranks.step("read"):
+                loading.read()
+                loading.put()
+        if options.is_transaction:
+            # Up to here a failure of any rank rolls all ranks back; from here on none does.
+            with delaying_signals():
+                ranks.barrier("read")
+                loading.settle()
+        note_held(plan)
+
+
+def _agree_on_problems(plan: IntoPlan, ranks: Collectives) -> None:
     """Raise Mismatch on all ranks if any rank has problems; each line names the ranks that have the problem."""
-    by_rank = ranks.all_gather("fit", lambda: list(problems))
+    by_rank = ranks.all_gather("fit", lambda: list(plan.problems))
     by_text: dict[str, list[int]] = {}
     for rank, texts in enumerate(by_rank):
         for text in texts:
@@ -274,4 +298,5 @@ def _agree_on_problems(name: str, ranks: Collectives, problems: Sequence[str]) -
         return
     all_ranks = list(range(ranks.world_size))
     lines = [text if found == all_ranks else f"{name_ranks(found)}: {text}" for text, found in by_text.items()]
-    raise Mismatch(f"{name!r} does not fit; nothing was changed:{list_lines(lines, _LISTED)}", problems=tuple(lines))
+    text = f"{plan.opened.name!r} does not fit; nothing was changed:{list_lines(lines, _LISTED)}"
+    raise Mismatch(text, problems=tuple(lines))

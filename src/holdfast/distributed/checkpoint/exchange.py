@@ -63,15 +63,11 @@ def open_together(store: ObjectStore, ref: ManifestRef, ranks: ExchangeRanks, *,
     root = decode_manifest(data, where=manifest_key(ref.manifest_id))
     mine = range(ranks.rank, len(root.parts), ranks.world_size)
     parts: dict[int, Manifest] = {}
-
-    def read() -> None:
-        for number in mine:
-            with _lost_is_gone(name):
-                parts[number] = read_manifest(store, root.parts[number].manifest, cache=cache)
-            ranks.beat()
-
     if root.parts:
-        ranks.all_gather("parts", read)
+        with ranks.gathering("parts"), _lost_is_gone(name):
+            for number in mine:
+                parts[number] = read_manifest(store, root.parts[number].manifest, cache=cache)
+                ranks.beat()
     return ChunkExchange(ranks, root, parts)
 
 

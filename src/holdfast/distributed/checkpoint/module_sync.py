@@ -100,7 +100,8 @@ def sync_tensors(
             devices = {each.device.type for each in ordered}
             with open_carrier(ranks, timeout_s=timeout_s, group=process_group, devices=devices) as carrier:
                 sender = Sender(ranks, carrier, bucket_bytes=bucket_bytes, timeout_s=timeout_s)
-                sender.run("sync", lambda: sender.send(ordered, src))
+                with sender.sending("sync"):
+                    sender.send(ordered, src)
     _raise_mismatch(problems)
 
 

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Final, Literal
 
@@ -89,12 +90,9 @@ class ReplicaExchange:
         if not self._shares:
             return
         sender = self._connect()
-
-        def act() -> None:
+        with sender.sending("broadcast"):
             for rank, memory in enumerate(self._shares):
                 sender.send_bytes(memory, rank)
-
-        sender.run("broadcast", act)
 
     def _connect(self) -> Sender:
         """Return the sender; the first call connects the ranks, so all must make it."""
@@ -128,11 +126,11 @@ class ReplicaExchange:
     def _measure_sending(self, memory: Sequence[torch.Tensor]) -> float:
         """Return how long the slowest rank takes to send or receive the sample, in seconds."""
         sender = self._connect()
-        seconds: list[float] = []
-        # Warm up: the first bytes on a connection take longer.
-        sender.run("try sending", lambda: sender.send_bytes([memory[0][:1]], 0))
-        sender.run("measure sending", lambda: seconds.append(_time(lambda: sender.send_bytes(memory, 0))))
-        return float(self._ranks.all_reduce("compare times", lambda: seconds[0], max))
+        with sender.sending("try sending"):
+            sender.send_bytes([memory[0][:1]], 0)  # warm up: the first bytes on a connection take longer
+        with sender.sending("measure sending"):
+            seconds = _time(partial(sender.send_bytes, memory, 0))
+        return float(self._ranks.all_reduce("compare times", lambda: seconds, max))
 
     def _decide(self, read_s: float, send_s: float) -> bool:
         """Return whether to send: each rank then reads only its share, and everything is sent once."""

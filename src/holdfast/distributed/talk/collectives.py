@@ -219,12 +219,15 @@ class Collectives:
 
     def barrier(self, step: str = "barrier", act: Map = lambda: None) -> None:
         """Call `act` on every rank; return when it has ended on all of them."""
-
-        def give() -> list[wire.Frame]:
+        with self.step(step):
             act()
-            return []
 
-        self._run("barrier", step, give, lambda messages: Answer())
+    @contextmanager
+    def step(self, step: str) -> Iterator[None]:
+        """Make the body of the `with` a step of all ranks; it ends when all of them have ended it."""
+        with self._round("barrier", step) as call:
+            yield
+            self._exchange(call, [], lambda messages: Answer())
 
     def all_gather_keys(self, keys: Iterable[str], *, step: str) -> list[str]:
         """Return the sorted union of the keys of all ranks."""

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, Protocol
@@ -98,7 +98,8 @@ def open_carrier(
         return
     made: list[_OwnCarrier] = []
     try:
-        _run(ranks, "connect", lambda: made.append(_connect_watched(ranks, timeout_s)))
+        with _sending(ranks, "connect"):
+            made.append(_connect_watched(ranks, timeout_s))
         yield made[0]
     finally:
         # Closing the connection ends the waits of other ranks for this one. It blocks until pending transfers are
@@ -150,22 +151,20 @@ def wait_watched(is_done: Callable[[], bool], ranks: Collectives, *, limit_s: fl
         pause_s = min(2 * pause_s, 0.01)
 
 
-def _run(ranks: Collectives, step: str, act: Callable[[], None]) -> None:
-    """Call `act`, which uses connections, in a step; raise RankError on all ranks if a connection is lost.
+@contextmanager
+def _sending(ranks: Collectives, step: str) -> Iterator[None]:
+    """Make the body of the `with`, which uses connections, a step; raise RankError on all ranks if one is lost.
 
     A lost connection does not say why it was lost. So a rank that loses one still joins the all_gather. There the rank
     that has failed reports its error, or is found to be missing.
     """
-
-    def attempt() -> str:
+    with ranks.gathering(step) as gathering:
+        gathering.given = ""
         try:
-            act()
+            yield
         except _ConnectionLost as lost:
-            return str(lost)
-        return ""
-
-    texts = ranks.all_gather(step, attempt)
-    failures = [RankFailure(rank, LOST, text) for rank, text in enumerate(texts) if text]
+            gathering.given = str(lost)
+    failures = [RankFailure(rank, LOST, text) for rank, text in enumerate(gathering.values) if text]
     if failures:
         raise make_error(step, failures, rank=ranks.rank, world_size=ranks.world_size)
 
@@ -184,12 +183,12 @@ class Sender:
         self._bucket_bytes = bucket_bytes
         self._timeout_s = timeout_s
 
-    def run(self, step: str, act: Callable[[], None]) -> None:
-        """Call `act`, which sends, in a step of all ranks; a failure is raised as a RankError that names the ranks."""
-        _run(self._ranks, step, act)
+    def sending(self, step: str) -> AbstractContextManager[None]:
+        """Make the body of the `with`, which sends, a step of all ranks; a failure is raised as a RankError."""
+        return _sending(self._ranks, step)
 
     def send(self, tensors: Sequence[torch.Tensor], src: int) -> None:
-        """Copy the values of ordinary tensors from rank `src` to all ranks; call it within `run`."""
+        """Copy the values of ordinary tensors from rank `src` to all ranks; call it within `sending`."""
         if not 0 <= src < self._ranks.world_size:
             raise ValueError(f"src={src}: the group has {self._ranks.world_size} ranks, numbered from 0")
         if self._ranks.world_size == 1:

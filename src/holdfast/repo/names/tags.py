@@ -13,7 +13,7 @@ from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import TAGS, escape_name, new_write_id, tag_stem, verify_name
 from holdfast.repo.names.generations import USUAL_BYTES, Newest, change_name, iter_stems, read_listed, read_newest
-from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName
+from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, read_snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,17 @@ def read_tag(store: ObjectStore, name: str) -> Tag | None:
     """Read a tag; None if it does not exist."""
     name = verify_name(name, what="tag")
     return _parse_tag(read_newest(store, tag_stem(name), likely=(0,)), name)
+
+
+def read_named(store: ObjectStore, name: str) -> CommittedSnapshot:
+    """Read the snapshot of a name, or else of a tag; raises NotFound."""
+    try:
+        return read_snapshot(store, name)
+    except NotFound:
+        tag = read_tag(store, name)
+        if tag is None:
+            raise
+        return read_snapshot(store, tag.snapshot_name)
 
 
 def iter_tags(store: ObjectStore) -> Iterator[Tag | DamagedName]:

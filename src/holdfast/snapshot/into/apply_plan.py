@@ -72,12 +72,7 @@ class Loading:
         if error is not None and self._swap is not None and not self._journal.is_empty:
             self._roll_back(self._swap, error)
 
-    def apply(self, left_out: Collection[int]) -> None:
-        """Read all entries and take all steps."""
-        self.read(left_out)
-        self.put()
-
-    def read(self, left_out: Collection[int]) -> None:
+    def read(self, left_out: Collection[int] = ()) -> None:
         """Read all entries, except those that other ranks send to this one."""
         opened, since = self._plan.opened, self._plan.options.since
         if since is not None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from holdfast.json_text import Json
-from holdfast.repo.format.manifest import Manifest
-from holdfast.snapshot.into.apply_plan import Loading, delaying_signals, verify_fits
+from holdfast.snapshot.into.apply_plan import Loading, verify_fits
 from holdfast.snapshot.into.changes import iter_contents
 from holdfast.snapshot.into.in_place import find_conflicts
 from holdfast.snapshot.into.journal import Journal
 from holdfast.snapshot.into.match import FIXED, TreeMatcher
-from holdfast.snapshot.into.plan import Check, ImmutableCheck, IntoOptions, IntoPlan, Wants
-from holdfast.snapshot.into.undo import ItemSetter
+from holdfast.snapshot.into.plan import Check, ImmutableCheck, IntoOptions, IntoPlan
+from holdfast.snapshot.into.undo import FieldSetter
 from holdfast.snapshot.leaves import ARRAY
-from holdfast.snapshot.load.entries import ReadTarget
 from holdfast.snapshot.load.load import LeafReader, load_node
 from holdfast.snapshot.load.opened import Opened
 from holdfast.snapshot.load.options import LoadOptions
@@ -26,32 +23,8 @@ from holdfast.trees.pick import rename_keys
 from holdfast.trees.registered import Types
 
 
-class ReplicaReader(Protocol):
-    """How ranks read once what all of them want."""
-
-    def choose(self, targets: Mapping[int, ReadTarget], /) -> Collection[int]:
-        """Return the entries that other ranks read for this one."""
-
-    def send(self) -> None:
-        """Receive those entries, and send this rank's share, when all ranks have read theirs."""
-
-
-def load_into(
-    opened: Opened,
-    tree: Any,
-    options: IntoOptions,
-    types: Types,
-    *,
-    agree: Callable[[Sequence[str]], None] = lambda problems: None,
-    step: Callable[[Callable[[], None]], object] = lambda act: act(),
-    locate: Callable[[Wants], Manifest] | None = None,
-    exchange: ReplicaReader | None = None,
-    journal: Journal | None = None,
-) -> Any:
+def load_into(opened: Opened, tree: Any, options: IntoOptions, types: Types, *, journal: Journal | None = None) -> Any:
     """Fill `tree` in place and return it, or the saved value if `tree` is plain; changes nothing unless all matches.
-
-    With several ranks, `agree` raises if another rank has a mismatch, and `step` names the collective in which they
-    read. With `locate`, the opened manifest has no chunks; `locate` returns one with the chunks that are needed.
 
     Any error after the first write, whatever its type, has the attributes `overwritten` and `partly_written`, and says
     the same in its text or in a note.
@@ -62,38 +35,39 @@ def load_into(
         OutOfMemory: `atomic`, and there is no memory for a second copy; nothing was changed.
     """
     journal = journal or Journal()
-    plan = IntoPlan(opened, options, types, SpecDecoder(opened.name))
-    root = [tree]
-    node = rename_keys(opened.tree, options.rename) if options.rename else opened.tree
     with opened.pausing_gc():
-        TreeMatcher(plan).match(tree, node, (), ItemSetter(root, 0))
-        if locate is not None:
-            plan.relocate(locate(plan.list_wants()))
-        for fixed in plan.immutable_checks:
-            _check_immutable(plan, fixed)
-        for check in plan.checks:
-            _run_check(plan, check)
-        _resolve_conflicts(plan)
-        agree(plan.problems)
+        plan = match_tree(opened, tree, options, types)
+        check_values(plan)
         verify_fits(plan)
         with journal.reporting(), Loading(plan, journal) as loading:
-            left_out = exchange.choose(loading.targets) if exchange else ()
-            if exchange is None and not options.is_transaction:
-                step(lambda: loading.apply(left_out))
-            else:
-                step(lambda: loading.read(left_out))
-                if exchange is not None:
-                    with loading.receiving(left_out):
-                        exchange.send()
-                step(loading.put)
-            if options.is_transaction:
-                # Up to here a failure of any rank rolls all ranks back; from here on none does.
-                with delaying_signals():
-                    step(lambda: None)
-                    loading.settle()
-            if options.held is not None and options.verify in ("full", "device"):
-                options.held.note(iter_contents(plan))
-    return root[0]
+            loading.read()
+            loading.put()
+            loading.settle()
+            note_held(plan)
+    return plan.result
+
+
+def match_tree(opened: Opened, tree: Any, options: IntoOptions, types: Types) -> IntoPlan:
+    """Return the plan of a load into `tree`; what does not match is in its `problems`."""
+    plan = IntoPlan(opened, options, types, SpecDecoder(opened.name), result=tree)
+    node = rename_keys(opened.tree, options.rename) if options.rename else opened.tree
+    TreeMatcher(plan).match(tree, node, (), FieldSetter(plan, "result"))
+    return plan
+
+
+def check_values(plan: IntoPlan) -> None:
+    """Read the values that decide whether the tree matches, and add what does not match; needs the chunks of these."""
+    for fixed in plan.immutable_checks:
+        _check_immutable(plan, fixed)
+    for check in plan.checks:
+        _run_check(plan, check)
+    _resolve_conflicts(plan)
+
+
+def note_held(plan: IntoPlan) -> None:
+    """Let the handle remember what the target holds after the plan was carried out, if that was verified."""
+    if plan.options.held is not None and plan.options.verify in ("full", "device"):
+        plan.options.held.note(iter_contents(plan))
 
 
 def _check_immutable(plan: IntoPlan, check: ImmutableCheck) -> None:

@@ -129,6 +129,8 @@ class IntoPlan:
     """Tensors that were read, and their conversions, by identity and dtype."""
     is_replaced: bool = False
     """Some value replaces an existing one instead of being copied into it."""
+    result: Any = None
+    """The tree; or the saved value, once it is loaded, if the whole tree is one plain value."""
 
     def add_problem(self, path: TreePath, text: str) -> None:
         """Add something that does not match."""

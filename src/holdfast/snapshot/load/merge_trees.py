@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from holdfast.json_text import Json, canonical_json
+from holdfast.progress import Progress
 from holdfast.repo.format.entry import NO_RANK
 from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.format.rank_manifests import Manifests
+from holdfast.repo.handle.repository import Repository
+from holdfast.repo.names.snapshots import CommittedSnapshot
+from holdfast.repo.read.reader import Verify, open_snapshot
 from holdfast.snapshot.leaves import renumber
+from holdfast.snapshot.load.opened import Opened
 from holdfast.texts import list_some
 from holdfast.trees.outline import FIELDS_START, ITEMS_START, PAIRS_START, TREE, key_text
 
@@ -108,3 +114,13 @@ def warn_of_variants(name: str, variants: Sequence[str], *, saved_by: int, loade
         f" Load it with {saved_by} ranks to get all of them back",
         stacklevel=3,
     )
+
+
+@contextmanager
+def opening_whole(
+    repo: Repository, record: CommittedSnapshot, verify: Verify, progress: Progress | None
+) -> Iterator[Opened]:
+    """Open a snapshot to load all of it in one process; warns of values that differed between the saving ranks."""
+    with Opened(open_snapshot(repo, record, verify=verify, progress=progress)) as opened:
+        warn_alone(record.name, opened.reader.manifests)
+        yield opened

@@ -1,10 +1,10 @@
-"""Finds snapshots by name, tag or prefix, and reads them as lazy mappings: only the requested parts are read."""
+"""Snapshots as lazy mappings: only the requested parts are read."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -15,18 +15,12 @@ from typing import Any
 import torch
 
 from holdfast.digest import Digest, hash_kind, short_hex
-from holdfast.errors import AmbiguousName, BadName, NotFound
+from holdfast.errors import AmbiguousName, NotFound
 from holdfast.json_text import Json, canonical_json
-from holdfast.progress import Progress
-from holdfast.query.bisect import Bisection, bisect, order_series
-from holdfast.query.select import BestMode, Query, find_best, read_facts, select
 from holdfast.repo.format.entry import Entry, digest_entry
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.latest import read_latest
-from holdfast.repo.names.listed import list_user_names
-from holdfast.repo.names.snapshots import CommittedSnapshot, read_snapshot
-from holdfast.repo.names.tags import read_tag
-from holdfast.repo.read.reader import Verify, open_snapshot
+from holdfast.repo.names.snapshots import CommittedSnapshot
+from holdfast.repo.read.reader import open_snapshot
 from holdfast.repo.read.stream import open_entry, open_range
 from holdfast.snapshot.into.journal import Journal
 from holdfast.snapshot.into.load_into import load_into
@@ -34,7 +28,7 @@ from holdfast.snapshot.into.plan import IntoOptions
 from holdfast.snapshot.leaves import PARTS, TENSOR, TENSOR_TAGS, describe_node, iter_entry_numbers
 from holdfast.snapshot.load.cast import is_cast, verify_dtype
 from holdfast.snapshot.load.load import load_node, load_tree
-from holdfast.snapshot.load.merge_trees import warn_alone
+from holdfast.snapshot.load.merge_trees import opening_whole, warn_alone
 from holdfast.snapshot.load.opened import FoundLeaves, Opened
 from holdfast.snapshot.load.options import SAVED, Aliases, LoadOptions
 from holdfast.snapshot.view.display import (
@@ -202,26 +196,19 @@ class Snapshot:
     def load(self, options: LoadOptions | None = None) -> Any:
         """Load the whole tree into new memory."""
         options = options or LoadOptions()
-        with self._open_for(options.verify, options.progress) as opened:
+        if options.verify in ("full", "device") and options.progress is None:
+            opened = self.open()
+            warn_alone(self.name, opened.reader.manifests)
+            return load_tree(opened, options, self._types)
+        with opening_whole(self._repo, self._record, options.verify, options.progress) as opened:
             return load_tree(opened, options, self._types)
 
     def load_into(self, tree: Any, options: IntoOptions | None = None, *, journal: Journal | None = None) -> Any:
         """Load into an existing tree, in place, and return it."""
         options, journal = options or IntoOptions(), journal or Journal()
-        with journal.reporting(), self._open_for(options.verify, options.progress) as opened:
+        record, verify, progress = self._record, options.verify, options.progress
+        with journal.reporting(), opening_whole(self._repo, record, verify, progress) as opened:
             return load_into(opened, tree, options, self._types, journal=journal)
-
-    @contextmanager
-    def _open_for(self, verify: Verify, progress: Progress | None) -> Iterator[Opened]:
-        """Yield it opened for a complete load: the open one, or another that verifies differently or reports."""
-        with ExitStack() as stack:
-            if verify in ("full", "device") and progress is None:
-                opened = self.open()
-            else:
-                reader = open_snapshot(self._repo, self._record, verify=verify, progress=progress)
-                opened = stack.enter_context(Opened(reader))
-            warn_alone(self._record.name, opened.reader.manifests)
-            yield opened
 
     def verify(self) -> None:
         """Read and verify every byte; raises Corrupt with the names of leaf, chunk and pack."""
@@ -431,54 +418,3 @@ def _drop_location(entry: Entry) -> Entry:
     """Return the entry without its name and alias, which are not part of its content."""
     spec = {key: value for key, value in entry.spec.items() if key != "at"} if isinstance(entry.spec, dict) else None
     return entry._replace(name="", alias=0, spec=spec)
-
-
-def open_named(repo: Repository, name: str, types: Types) -> Snapshot:
-    """Return the snapshot with a name or tag; raises NotFound."""
-    try:
-        return Snapshot(repo, read_snapshot(repo.store, name), types)
-    except NotFound:
-        tag = read_tag(repo.store, name)
-        if tag is None:
-            raise
-        return Snapshot(repo, read_snapshot(repo.store, tag.snapshot_name), types)
-
-
-def is_named(repo: Repository, name: object, types: Types) -> bool:
-    """Return whether there is a snapshot with a name or tag."""
-    try:
-        return isinstance(name, str) and open_named(repo, name, types) is not None
-    except (NotFound, BadName):
-        return False
-
-
-def list_snapshots(repo: Repository, prefix: str, types: Types, query: Query) -> list[Snapshot]:
-    """Return the user's snapshots whose names begin with `prefix` and that match a query, in its order."""
-    facts = read_facts(repo.store, _iter_records(repo, prefix), query)
-    return [Snapshot(repo, each.snapshot, types) for each in select(facts, query)]
-
-
-def open_best(repo: Repository, prefix: str, types: Types, *, metric: str, mode: BestMode, query: Query) -> Snapshot:
-    """Return the one of them with the best value of a metric; raises NotFound if none has it."""
-    facts = select(read_facts(repo.store, _iter_records(repo, prefix), query), query)
-    return Snapshot(repo, find_best(facts, metric, mode=mode, prefix=prefix).snapshot, types)
-
-
-def bisect_snapshots(
-    repo: Repository, prefix: str, types: Types, test: Callable[[Snapshot], bool | None]
-) -> Bisection[Snapshot]:
-    """Find the first one of them for which a test returns False."""
-    series, _ = order_series(read_facts(repo.store, _iter_records(repo, prefix), Query()))
-    snapshots = [Snapshot(repo, each.snapshot, types) for each in series]
-    return bisect(snapshots, test, label=lambda each: each.name, prefix=prefix)
-
-
-def open_latest(repo: Repository, prefix: str, types: Types) -> Snapshot | None:
-    """Return the most recently committed one of them; None if there is none."""
-    newest = read_latest(repo.store, prefix, repo.records)
-    return None if newest is None else Snapshot(repo, newest, types)
-
-
-def _iter_records(repo: Repository, prefix: str) -> Iterator[CommittedSnapshot]:
-    listed = list_user_names(repo.store, prefix, repo.records)
-    return (record for record in listed if isinstance(record, CommittedSnapshot))

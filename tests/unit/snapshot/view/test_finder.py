@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 import holdfast
 from holdfast.errors import NotFound, StoreError
 from holdfast.progress import ProgressUpdate
-from tests.kit.s3_server import BUCKET, S3Server
+from tests.kit.s3_server import BUCKET, S3Server, serve_s3
 
 
 @pytest.fixture
@@ -29,6 +30,12 @@ def there(tmp_path: Path) -> str:
 @pytest.fixture
 def store(tmp_path: Path, there: str) -> holdfast.Store:
     return holdfast.open(tmp_path / "here", mirror=there)
+
+
+@pytest.fixture
+def server() -> Iterator[S3Server]:
+    with serve_s3() as running:
+        yield running
 
 
 def values_of(snapshot: holdfast.Snapshot | None) -> list[float]:
@@ -111,11 +118,12 @@ def test_without_the_mirror_the_store_answers_alone(
     tmp_path: Path, server: S3Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.fault_of = lambda request: "403"
-    store = holdfast.open(tmp_path / "here", mirror=f"s3://{BUCKET}/m", mirror_wait=False)
+    mirror = f"s3://{BUCKET}/m"
+    store = holdfast.open(tmp_path / "here", mirror=mirror, mirror_wait=False, mirror_options=server.options)
     with pytest.raises(StoreError):
         store.latest("run/")
     store.save("run/1", {"w": torch.ones(4)})
-    with caplog.at_level(logging.WARNING, logger="holdfast.mirror.views"):
+    with caplog.at_level(logging.WARNING, logger="holdfast.snapshot.view.finder"):
         assert values_of(store.latest("run/")) == [1.0] * 4
     assert "only the store itself was searched" in caplog.text
     store.close()
