@@ -72,7 +72,6 @@ class DiskCache:
             raise ValueError(f"a cache must have room for at least one byte, not {limit_bytes}")
         self.directory = os.path.abspath(directory)
         self.limit_bytes = limit_bytes
-        self._folder = os.path.join(self.directory, _FOLDER)
         self._lock = threading.Lock()
         self._room_bytes = 0
         self._hit_bytes = 0

@@ -26,13 +26,8 @@ class Prefetch:
         self.num_artifacts = 0
         self.num_bytes = 0
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the prefetch has ended."""
-        return self._done.is_set()
-
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the prefetch has ended; returns False after a timeout."""
+        """Wait until the prefetch has ended, and return whether it has: False after a timeout."""
         return self._done.wait(timeout_s)
 
     def add(self, variant: StoredVariant) -> None:

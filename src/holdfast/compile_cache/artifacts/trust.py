@@ -116,7 +116,7 @@ def check_store_trust(store: ObjectStore, variant: StoredVariant) -> str:
     record = generation_key(snapshot_stem(variant.name), variant.snapshot.generation)
     keys = [key.rstrip("/") for key in (PACKS, MANIFESTS, SNAPSHOTS, find_shelf(variant.name), record)]
     with ExitStack() as handles:
-        opened, doubt = _open_checked(store.url, keys, handles)
+        opened, doubt = open_checked(store.url, keys, handles)
         if doubt:
             return doubt
         # The type was found by path before, and another filesystem may have been there.
@@ -142,7 +142,7 @@ def _describe_mac(variant: StoredVariant, trust: Trust) -> str:
 
 def _read_file(path: str) -> bytes:
     with ExitStack() as handles:
-        opened, fault = _open_checked(path, (), handles)
+        opened, fault = open_checked(path, (), handles)
         if not opened:
             raise HoldfastError(f"the key file {path} cannot be read: {fault}")
         if fault:
@@ -196,16 +196,6 @@ def _remove_folder(folder: str) -> None:
         os.rmdir(folder)
 
 
-def check_ownership(path: str) -> str:
-    """Return how another user than this one or root could have written to `path`; "" if none could.
-
-    A user who can write to a directory can also replace what is in it, unless the directory is sticky. So every
-    directory on the way is checked. Each problem is named with the command that fixes it.
-    """
-    with ExitStack() as handles:
-        return _open_checked(path, (), handles)[1]
-
-
 @dataclass(frozen=True, slots=True)
 class _Opened:
     """A file, directory or link that is held open: what was checked is then what is read, whatever becomes of its name.
@@ -230,10 +220,12 @@ class _Opened:
             return file.read(limit_bytes)
 
 
-def _open_checked(path: str, below: Sequence[str], handles: ExitStack) -> tuple[list[_Opened], str]:
+def open_checked(path: str, below: Sequence[str], handles: ExitStack) -> tuple[list[_Opened], str]:
     """Open `path`, and keys below it of which each follows its parent; return them, and how others could write to them.
 
-    Each is opened relative to the handle of its parent, and is checked by its own handle.
+    Each is opened relative to the handle of its parent, and is checked by its own handle. A user who can write to a
+    directory can also replace what is in it, unless the directory is sticky. So every directory on the way is checked.
+    Each problem is named with the command that fixes it; "" if there is none.
     """
     try:
         *above, opened = _iter_path(path, handles)

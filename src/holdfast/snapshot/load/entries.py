@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 
@@ -52,8 +52,6 @@ from holdfast.tensors.spec import TENSOR as TENSOR_TYPE
 from holdfast.tensors.spec import SpecDecoder, TensorSpec, is_rng_state
 from holdfast.tensors.storage import tensor_bytes
 from holdfast.trees.move import move_to_device
-
-Item = TypeVar("Item")
 
 
 class ReadTarget(NamedTuple):

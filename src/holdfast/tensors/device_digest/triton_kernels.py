@@ -12,11 +12,6 @@ import triton.language as tl
 
 BLOCK: Final = 128
 """Lanes of a program on a GPU; the interpreter is faster with one wide program."""
-LEAF_ROWS: Final = 5
-"""Rows of the table of `hash_leaves`: the number of a part's first leaf, its address, its size in bytes, the counter of
-its first leaf, and the flags that its leaves have besides."""
-PAIR_ROWS: Final = 3
-"""Rows of the table of `join_pairs`: the number of a run's first pair, the row of its first node, and its flags."""
 
 
 def count_warps(warp_size: int) -> int:
@@ -165,7 +160,8 @@ def _store(nodes, row, v, is_stored):
 def hash_leaves(nodes, table, num_parts, num_leaves, BLOCK: tl.constexpr, IS_ALIGNED: tl.constexpr):
     """Write the node of each leaf of all parts; IS_ALIGNED promises that the address of every part is divisible by 16.
 
-    A part has at least one leaf; the last leaf of a part may be short.
+    Rows of the table: the number of a part's first leaf, its address, its size in bytes, the counter of its first leaf,
+    and the flags that its leaves have besides. A part has at least one leaf; the last leaf of a part may be short.
     """
     leaf = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     is_stored = leaf < num_leaves
@@ -200,7 +196,10 @@ def hash_leaves(nodes, table, num_parts, num_leaves, BLOCK: tl.constexpr, IS_ALI
 
 @triton.jit(do_not_specialize=["num_runs", "num_pairs", "stride"], do_not_specialize_on_alignment=["table"])
 def join_pairs(nodes, table, num_runs, num_pairs, stride, BLOCK: tl.constexpr):
-    """Replace the first node of each pair by their parent; the nodes of a run are `stride` rows apart."""
+    """Replace the first node of each pair by their parent; the nodes of a run are `stride` rows apart.
+
+    Rows of the table: the number of a run's first pair, the row of its first node, and its flags.
+    """
     pair = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     is_stored = pair < num_pairs
     pair = tl.minimum(pair, num_pairs - 1)

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import subprocess
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -14,7 +15,7 @@ from pkgutil import resolve_name
 import pytest
 
 from holdfast.compile_cache.artifacts.artifact import read_artifact
-from holdfast.compile_cache.artifacts.trust import Trust, check_ownership, check_store_trust, read_secret
+from holdfast.compile_cache.artifacts.trust import Trust, check_store_trust, open_checked, read_secret
 from holdfast.errors import HoldfastError, Untrusted
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.handle.repository import Repository
@@ -24,6 +25,12 @@ from tests.kit.intruding import set_acl
 from tests.kit.saving import new_repo, record_key
 
 KEY = "3f" * 32
+
+
+def check_ownership(path: str) -> str:
+    """Return how another user than this one or root could have written to `path`; "" if none could."""
+    with ExitStack() as handles:
+        return open_checked(path, (), handles)[1]
 
 
 @pytest.fixture
