@@ -1,4 +1,18 @@
-"""Pause Python's garbage collector while many objects are built."""
+"""Pause Python's garbage collector while many objects are built.
+
+The pause concerns all threads: cycles that they drop meanwhile are collected afterwards. So it is limited to work that
+takes seconds at most, and to these places, where collections would take a large part of the CPU time. The figures are
+of a process with torch; saves and loads had 100,000 tensors of 64 bytes, diffs 30,000, recordings small models:
+
+| paused | CPU time without the pause |
+|---|---|
+| save, load, load in place, diff, diff with a tree: if entries are small on average | 1.35, 1.3, 1.4, 1.4, 1.35 times |
+| the outline of a snapshot in `serving` | 1.6 times |
+| imports: a public name, the compiler | 1.25, 1.3 times |
+| commit of a recorded segment: digests, statistics, copies | 1.03, 1.2, 1.1 times |
+| comparison of one recorded step | 1.1 times |
+| description of a callable that is stored as a whole | one full collection more, 0.08 s |
+"""
 
 from __future__ import annotations
 

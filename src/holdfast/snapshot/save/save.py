@@ -58,11 +58,8 @@ def make_leaves(tree: object, options: SaveOptions, types: Types) -> Leaves:
     leaves = LeafWriter(types, allow_pickle=options.allow_pickle, grads=options.grads)
     per_rank_names: set[str] = set()
     state = expand(tree, note_per_rank=lambda path: per_rank_names.add(join_name(path)))
-    with pause_gc():
-        node = encode_tree(state, types=types, encode_leaf=leaves.encode)
-        spec = leaves.encode_nodes({TREE: node})
-        del node
-        return Leaves(spec, leaves.make_sources(), leaves.local_leaves, leaves.per_rank_entries, per_rank_names)
+    spec = leaves.encode_nodes({TREE: encode_tree(state, types=types, encode_leaf=leaves.encode)})
+    return Leaves(spec, leaves.make_sources(), leaves.local_leaves, leaves.per_rank_entries, per_rank_names)
 
 
 def verify_whole(leaves: Leaves, advice: str) -> None:
