@@ -38,6 +38,7 @@ def test_a_save_at_work_and_the_marks_of_a_collector_are_shown(browser: Browser,
             page.wait_for(f"{ACTIVITY}.includes('No process is saving.')")
 
 
+@pytest.mark.slow
 def test_requests_to_an_object_store_are_counted(browser: Browser) -> None:
     with serve_s3() as bucket:
         with holdfast.open(f"s3://{BUCKET}/store", storage_options=bucket.options) as store:
@@ -59,6 +60,7 @@ def test_requests_to_an_object_store_are_counted(browser: Browser) -> None:
     assert numbers["get"] > 0
 
 
+@pytest.mark.slow
 def test_a_store_on_a_disk_makes_no_requests(browser: Browser, tmp_path: Path) -> None:
     with holdfast.open(tmp_path / "store") as store, serving(browser, store) as page:
         show(page, "#/health", f"{ACTIVITY}.includes('No process is saving.')")

@@ -75,6 +75,7 @@ def test_a_run_that_continues_another_one_appears_by_itself(browser: Browser, tm
         assert page.run(LINKS) == ["tuned/step-3 continues base/step-2"]
 
 
+@pytest.mark.slow
 def test_a_lane_has_the_colour_of_its_run_in_the_plot_above(page: Browser) -> None:
     page.wait_for(DRAWN)
 
@@ -86,6 +87,7 @@ def test_a_lane_has_the_colour_of_its_run_in_the_plot_above(page: Browser) -> No
     assert len(set(lanes)) == 3
 
 
+@pytest.mark.slow
 def test_keys_follow_the_lanes_and_open_a_snapshot(page: Browser) -> None:
     page.wait_for(DRAWN)
     page.run("document.querySelector('#lineage svg').focus()")
@@ -100,12 +102,14 @@ def test_keys_follow_the_lanes_and_open_a_snapshot(page: Browser) -> None:
     page.wait_for(DRAWN)
 
 
+@pytest.mark.slow
 def test_the_list_leads_to_both_snapshots(page: Browser) -> None:
     page.wait_for(DRAWN)
     page.click("#links li:nth-child(2) a:last-child")
     page.wait_for("location.hash === '#/snapshot?name=base%2Fstep-600'")
 
 
+@pytest.mark.slow
 def test_what_the_filter_hides_is_named_and_not_drawn(page: Browser) -> None:
     fill(page, "#filter", "tuned/")
     page.wait_for("document.querySelectorAll('.lane-name').length === 1")
@@ -115,6 +119,7 @@ def test_what_the_filter_hides_is_named_and_not_drawn(page: Browser) -> None:
     page.wait_for("document.querySelector('#lineage').hidden")
 
 
+@pytest.mark.slow
 def test_a_closed_card_stays_closed_when_the_store_changes(page: Browser, store: holdfast.Store) -> None:
     page.wait_for(DRAWN)
     page.click("#lineage summary")
@@ -128,6 +133,7 @@ def test_a_closed_card_stays_closed_when_the_store_changes(page: Browser, store:
     page.wait_for("document.querySelector('#lineage details') && !document.querySelector('#lineage details').open")
 
 
+@pytest.mark.slow
 def test_it_fits_a_narrow_window(page: Browser) -> None:
     page.size(420, 900)
     show(page, "#/snapshots?by=time", DRAWN)

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.timeout(900)
 DONE = "document.querySelector('#moves canvas') && !document.querySelector('progress')"
 
 
+@pytest.mark.slow
 def test_the_list_of_snapshots_leads_to_the_movement_of_its_filter(page: Browser) -> None:
     fill(page, "#filter", "llama/finetune/")
     page.wait_for("document.querySelector('#movement').href.includes('finetune')")
@@ -58,6 +59,7 @@ def test_a_cell_shows_its_layer_as_a_line_and_leads_on(page: Browser) -> None:
     page.wait_for(f"location.hash.startsWith('#/compare') && {NAMES}.length === 7")
 
 
+@pytest.mark.slow
 def test_two_snapshots_lead_to_the_movement_of_their_series(page: Browser) -> None:
     show(page, "#/compare?a=llama/base/step-100&b=llama/base/step-200", "document.querySelector('#series-movement')")
     page.click("#series-movement")
@@ -66,6 +68,7 @@ def test_two_snapshots_lead_to_the_movement_of_their_series(page: Browser) -> No
     assert page.run("document.querySelector('#moves canvas').width") == 11
 
 
+@pytest.mark.slow
 def test_of_several_series_one_is_chosen(page: Browser) -> None:
     show(page, "#/movement?limit=4", DONE)
     status = page.run("document.querySelector('#moves-status').textContent")
@@ -115,6 +118,7 @@ def test_the_server_stops_when_the_view_is_left(page: Browser, monkeypatch: pyte
     assert ended.wait(PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_a_long_name_fits_a_narrow_window(page: Browser) -> None:
     page.size(420, 900)
     show(page, "#/movement?filter=llama/base/", DONE)

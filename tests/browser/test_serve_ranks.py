@@ -63,6 +63,7 @@ def test_a_tensor_shows_its_pieces_and_one_of_them_is_opened(page: Browser) -> N
     page.wait_for("document.querySelector('#index').value === '0:128, 32:64'")
 
 
+@pytest.mark.slow
 def test_new_and_reused_pieces_are_told_apart(page: Browser) -> None:
     for leaf, is_new in (("model.layers.3.attn.weight", True), ("model.layers.0.attn.weight", False)):
         show(page, f"#/tensor?name={NAME}&leaf={leaf}", f"document.title.startsWith('{leaf}') && {ROWS}.length === 4")
@@ -71,6 +72,7 @@ def test_new_and_reused_pieces_are_told_apart(page: Browser) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("view", [f"#/snapshot?name={NAME}", f"#/tensor?name={NAME}&leaf=model.positions"])
+@pytest.mark.slow
 def test_ranks_and_pieces_have_contrast_and_fit_a_telephone(page: Browser, view: str, scheme: str) -> None:
     page.size(420, 900)
     page.emulate(scheme=scheme)

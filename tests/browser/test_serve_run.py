@@ -14,6 +14,7 @@ import holdfast
 from tests.browser.chromium import Browser
 from tests.browser.looking import CONTRAST, NAMES, ROWS, SHOWN, fill, serving, show
 from tests.kit.recordings import Recording, write_recorded
+from tests.kit.thinning import thin
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -109,6 +110,7 @@ def test_without_a_nan_the_page_says_what_is_known(page: Browser, name: str, ver
     assert numbers == ("" if name == "digests" else "0")
 
 
+@pytest.mark.slow
 def test_steps_and_filters_are_chosen_and_are_in_the_address(page: Browser) -> None:
     open_run(page, "name=good")
     assert page.run(SHOWN) == "480 tensors"
@@ -131,6 +133,7 @@ def test_steps_and_filters_are_chosen_and_are_in_the_address(page: Browser) -> N
     page.wait_for("document.querySelector('.none').checkVisibility()")
 
 
+@pytest.mark.slow
 def test_an_address_opens_a_step_with_a_filter(page: Browser) -> None:
     open_run(page, "name=good&step=49&filter=parameter")
 
@@ -141,6 +144,7 @@ def test_an_address_opens_a_step_with_a_filter(page: Browser) -> None:
     assert page.run("document.querySelector('input[type=search]').value") == "parameter"
 
 
+@pytest.mark.slow
 def test_a_run_is_used_by_keys_alone(page: Browser) -> None:
     show(page, "#/runs", f"{NAMES}.length === 4 && {FOCUSED}")
     page.press(" ")
@@ -180,11 +184,13 @@ def test_markup_in_names_is_text(page: Browser) -> None:
 
 @pytest.mark.parametrize(
     ("query", "sentence"),
-    [
-        ("name=goood", "did you mean 'good'?"),
-        ("name=good&step=x", "is not a whole number"),
-        ("name=", "'name' is missing"),
-    ],
+    thin(
+        [
+            ("name=goood", "did you mean 'good'?"),
+            ("name=good&step=x", "is not a whole number"),
+            ("name=", "'name' is missing"),
+        ]
+    ),
 )
 def test_an_error_is_a_sentence(page: Browser, query: str, sentence: str) -> None:
     show(page, f"#/run?{query}", "document.querySelector('main .alarm')")
@@ -197,6 +203,7 @@ def test_an_error_is_a_sentence(page: Browser, query: str, sentence: str) -> Non
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.slow
 def test_nothing_is_cut_on_a_telephone(page: Browser, scheme: str) -> None:
     page.size(420, 900)
     page.emulate(scheme=scheme)
@@ -212,6 +219,7 @@ def test_nothing_is_cut_on_a_telephone(page: Browser, scheme: str) -> None:
     assert page.run(CONTRAST) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_is_being_recorded_grows_by_itself(browser: Browser, tmp_path: Path) -> None:
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

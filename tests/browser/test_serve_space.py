@@ -40,6 +40,7 @@ def test_sharing_shows_series_and_own_bytes(page: Browser) -> None:
     page.wait_for("!document.querySelector('#again').disabled")
 
 
+@pytest.mark.slow
 def test_pairs_of_snapshots_lead_to_what_one_shares_with_all(page: Browser) -> None:
     show(page, "#/sharing?pairs=llama/finetune/", "document.querySelector('#pairs canvas')")
     assert page.run("document.querySelector('#pairs-shown').textContent") == "3 snapshots"
@@ -56,6 +57,7 @@ def test_pairs_of_snapshots_lead_to_what_one_shares_with_all(page: Browser) -> N
     assert "llama/base/step-1200" in names
 
 
+@pytest.mark.slow
 def test_an_address_opens_the_same_pairs_again(page: Browser) -> None:
     show(
         page,
@@ -70,6 +72,7 @@ def test_an_address_opens_the_same_pairs_again(page: Browser) -> None:
     page.complaints[:] = [each for each in page.complaints if "400 (Bad Request)" not in each]
 
 
+@pytest.mark.slow
 def test_more_than_64_snapshots_are_shown_in_windows(
     browser: Browser, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -113,6 +116,7 @@ def test_a_plan_has_a_decision_for_each_snapshot(page: Browser) -> None:
     wait_for_rows(page, "prune-title", "llama/base/step-1200")
 
 
+@pytest.mark.slow
 def test_the_best_by_a_metric_are_kept(page: Browser) -> None:
     show(page, "#/sharing?prefix=llama/base/&keep_best=loss:2:max", "document.querySelector('#plan')")
     assert page.run("document.querySelector('select[name=best_mode]').value") == "max"
@@ -123,6 +127,7 @@ def test_the_best_by_a_metric_are_kept(page: Browser) -> None:
     assert "keep_best=loss%3A2%3Amax" in page.run("location.hash")
 
 
+@pytest.mark.slow
 def test_a_rule_that_cannot_be_meant_is_a_sentence(page: Browser) -> None:
     show(page, "#/sharing?keep_within=soon", "document.querySelector('#plan')")
     page.run("document.querySelector('#plan').previousElementSibling.requestSubmit()")

@@ -58,6 +58,7 @@ def read_values(page: Browser) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_booleans_are_true_or_false(page: Browser) -> None:
     open_tensor(page, "mask", "document.querySelector('#values td')")
 
@@ -81,6 +82,7 @@ def test_what_is_not_finite_has_a_colour_that_is_explained(page: Browser) -> Non
     assert "NaN or infinite" in page.run("document.querySelector('.legend').textContent")
 
 
+@pytest.mark.slow
 def test_a_tensor_without_values_is_no_error(page: Browser) -> None:
     open_tensor(page, "nothing", "document.querySelector('#heat').textContent && document.querySelector('#stats td')")
 
@@ -89,12 +91,14 @@ def test_a_tensor_without_values_is_no_error(page: Browser) -> None:
     assert page.run("document.querySelector('.alarm')") is None
 
 
+@pytest.mark.slow
 def test_complex_numbers_are_said_to_be_magnitudes(page: Browser) -> None:
     open_tensor(page, "waves", "document.querySelector('#stats td')")
 
     assert "magnitudes" in page.run("document.querySelector('#facts-line').textContent")
 
 
+@pytest.mark.slow
 def test_a_map_says_which_dims_it_shows(page: Browser) -> None:
     open_tensor(page, "bad", "document.querySelector('#heat canvas')")
 
@@ -114,6 +118,7 @@ def test_tensors_that_became_nan_or_were_zero_are_the_first_of_the_changes(page:
     assert found["layers.3.w"][4] == "inf"
 
 
+@pytest.mark.slow
 def test_the_map_of_changes_marks_a_layer_that_became_nan(page: Browser) -> None:
     show(page, "#/compare?a=odd/step-1&b=odd/step-2", f"document.querySelector('#layers canvas') && {DONE}")
     colors = [page.run(PIXEL.format(place="'#layers canvas'", column=column)) for column in range(4)]
@@ -128,6 +133,7 @@ def test_the_map_of_changes_marks_a_layer_that_became_nan(page: Browser) -> None
     assert page.run("document.querySelector('#tip').hidden")
 
 
+@pytest.mark.slow
 def test_the_scale_of_a_map_has_the_colours_of_its_cells(page: Browser) -> None:
     show(page, "#/compare?a=odd/step-1&b=odd/step-2", f"document.querySelector('#layers canvas') && {DONE}")
 
@@ -135,12 +141,14 @@ def test_the_scale_of_a_map_has_the_colours_of_its_cells(page: Browser) -> None:
     assert ends == [page.run(PIXEL.format(place="'#layers canvas'", column=column)) for column in (0, 1)]
 
 
+@pytest.mark.slow
 def test_equal_snapshots_are_said_to_be_equal(page: Browser) -> None:
     show(page, "#/compare?a=wild/step-0&b=wild/step-1", "document.activeElement.matches('.grid')")
 
     assert page.run("document.querySelector('#progress').textContent") == "The snapshots are equal"
 
 
+@pytest.mark.slow
 def test_movement_says_that_values_became_nan(page: Browser) -> None:
     show(page, "#/movement?filter=odd/&leaves=layers.", f"document.querySelector('#moves canvas') && {DONE}")
     page.run("document.querySelector('#moves canvas').focus()")
@@ -161,6 +169,7 @@ def test_a_metric_that_is_nan_is_marked_in_the_plot_the_tile_and_the_table(page:
     assert page.run(f"{ROWS}.map((row) => row.children[{column}].textContent)") == ["inf", "NaN", "1"]
 
 
+@pytest.mark.slow
 def test_every_metric_can_be_plotted(page: Browser) -> None:
     show(page, "#/snapshots?filter=wild/", "document.querySelectorAll('#more-numbers option').length > 1")
     assert page.run("document.querySelectorAll('#more-numbers option').length") == 1 + 30 - 7
@@ -174,6 +183,7 @@ def test_every_metric_can_be_plotted(page: Browser) -> None:
     assert page.run("document.querySelector('#timeline .axis-name').textContent") == "metric/14"
 
 
+@pytest.mark.slow
 def test_a_plot_is_logarithmic_if_wanted_and_the_address_says_so(page: Browser) -> None:
     show(page, "#/snapshots?filter=wild/", "document.querySelector('#timeline svg')")
     page.click("#log")
@@ -184,6 +194,7 @@ def test_a_plot_is_logarithmic_if_wanted_and_the_address_says_so(page: Browser) 
     show(page, "#/snapshots?filter=wild/&log=true", "document.querySelector('#log[aria-pressed=true]')")
 
 
+@pytest.mark.slow
 def test_steps_have_no_fractions(page: Browser) -> None:
     show(page, "#/snapshots?filter=wild/&by=step", "document.querySelector('#timeline svg')")
     ticks = "[...document.querySelectorAll('#timeline text[text-anchor=middle]')].map((node) => node.textContent)"
@@ -191,6 +202,7 @@ def test_steps_have_no_fractions(page: Browser) -> None:
     assert page.run(ticks) == ["0", "1", "2"]
 
 
+@pytest.mark.slow
 def test_a_filter_without_match_or_with_a_mistake_leaves_no_large_empty_table(page: Browser) -> None:
     show(page, "#/snapshots?filter=nobody", "document.querySelector('.none')?.checkVisibility()")
     assert page.run("document.querySelector('.grid').offsetHeight") < 250
@@ -244,6 +256,7 @@ def test_a_damaged_manifest_does_not_hide_the_sizes_of_other_snapshots(browser: 
 
 
 @pytest.mark.parametrize("place", ["#timeline", "#lineage"])
+@pytest.mark.slow
 def test_a_plot_keeps_the_focus_when_a_new_snapshot_appears(browser: Browser, tmp_path: Path, place: str) -> None:
     with holdfast.open(tmp_path / "store") as store:
         for step in (1, 2):

@@ -19,6 +19,7 @@ from tests.browser.looking import CONTRAST
 from tests.browser.stores import add_sharded, fill_store, make_store
 from tests.kit.compile_artifacts import make_artifact, store_artifact
 from tests.kit.recordings import Recording, write_recorded
+from tests.kit.thinning import pair_up
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -85,14 +86,26 @@ def open_view(page: Browser, view: str) -> None:
     page.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("view", VIEWS)
-def test_nothing_is_wider_than_a_telephone_and_texts_have_contrast(page: Browser, view: str, scheme: str) -> None:
+def test_nothing_is_wider_than_a_telephone_and_texts_have_contrast_and_all_has_names(page: Browser, view: str) -> None:
     page.size(420, 900)
-    page.emulate(scheme=scheme)
+    page.emulate(scheme="dark")
     open_view(page, view)
 
     assert page.run("document.documentElement.scrollWidth") <= 420
+    assert page.run(CUT) == []
+    assert page.run(CONTRAST) == []
+    page.emulate(scheme="light")
+    assert page.run(CONTRAST) == []
+    assert find_unnamed(page) == []
+
+
+@pytest.mark.slow  # drawn in light colours from the start
+@pytest.mark.parametrize("view", VIEWS)
+def test_texts_of_a_light_page_have_contrast(page: Browser, view: str) -> None:
+    page.size(420, 900)
+    open_view(page, view)
+
     assert page.run(CUT) == []
     assert page.run(CONTRAST) == []
 
@@ -148,10 +161,9 @@ def test_every_control_is_reached_by_tab_has_a_name_and_shows_the_focus(page: Br
     assert len(reached) == count, page.run(f"{missed}.map((node) => node.outerHTML.slice(0, 120))")
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_whatever_can_have_the_focus_or_is_a_picture_has_a_name_and_a_role(page: Browser, view: str) -> None:
-    open_view(page, view)
-    unnamed = []
+def find_unnamed(page: Browser) -> list[object]:
+    """Return what can have the focus, or is a picture, and has no name or role."""
+    unnamed: list[object] = []
     for node in page.call("Accessibility.getFullAXTree")["nodes"]:
         role = node["role"]["value"]
         focusable = any(each["name"] == "focusable" for each in node.get("properties", ()))
@@ -159,8 +171,15 @@ def test_whatever_can_have_the_focus_or_is_a_picture_has_a_name_and_a_role(page:
             continue
         if role in ("image", "img", "columnheader", "progressbar") or (focusable and role != "main"):
             unnamed.append((role, page.call("DOM.describeNode", backendNodeId=node["backendDOMNodeId"])["node"]))
+    return unnamed
 
-    assert unnamed == []
+
+@pytest.mark.slow
+@pytest.mark.parametrize("view", VIEWS)
+def test_whatever_can_have_the_focus_or_is_a_picture_has_a_name_and_a_role(page: Browser, view: str) -> None:
+    open_view(page, view)
+
+    assert find_unnamed(page) == []
 
 
 EDGES: Final = """(() => {
@@ -183,8 +202,7 @@ EDGES: Final = """(() => {
 })()"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("view", ["snapshots", "sharing", "report"])
+@pytest.mark.parametrize(("view", "scheme"), pair_up(["snapshots", "sharing", "report"], ["light", "dark"]))
 def test_edges_of_controls_and_placeholders_have_contrast(page: Browser, view: str, scheme: str) -> None:
     page.emulate(scheme=scheme)
     open_view(page, view)
