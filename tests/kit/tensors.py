@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,21 @@ import torch
 
 from tests.tensor_zoo import COMPOSITES, ORDINARY, QUANTISED, SUBCLASSES, TENSORS
 
-__all__ = ["COMPOSITES", "ORDINARY", "SUBCLASSES", "TENSORS", "assert_same_tensor", "find_facts", "raw_bytes"]
+__all__ = [
+    "COMPOSITES", "ORDINARY", "SUBCLASSES", "TENSORS", "Maker", "assert_same_tensor", "find_facts", "group_by_kind",
+    "raw_bytes",
+]  # fmt: skip
 
 Facts = dict[str, Any]
+Maker = Callable[[], torch.Tensor]
+
+
+def group_by_kind(makers: Mapping[str, Maker]) -> dict[str, list[Maker]]:
+    """Return the functions that make tensors by what their names begin with, the kind or dtype."""
+    found: dict[str, list[Maker]] = {}
+    for name, make in makers.items():
+        found.setdefault(name.partition("/")[0], []).append(make)
+    return found
 
 
 def assert_same_tensor(found: torch.Tensor, wanted: torch.Tensor, *, aliasing: bool = False) -> None:
