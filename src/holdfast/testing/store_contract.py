@@ -437,11 +437,11 @@ class StoreContract:
         assert store.read("packs/one", limit_bytes=100) == b"first"
         assert _keys(store, "") == ["packs/one"]
 
-    @pytest.mark.parametrize("method", KEY_METHODS)
     @pytest.mark.parametrize("key", BAD_KEYS.values(), ids=BAD_KEYS.keys())
-    def test_a_bad_key_is_refused(self, store: ObjectStore, method: str, key: str) -> None:
-        with pytest.raises(BadName):
-            KEY_METHODS[method](store, key)
+    def test_a_bad_key_is_refused(self, store: ObjectStore, key: str) -> None:
+        for call in KEY_METHODS.values():
+            with pytest.raises(BadName):
+                call(store, key)
 
     @pytest.mark.parametrize("prefix", BAD_PREFIXES.values(), ids=BAD_PREFIXES.keys())
     def test_a_bad_prefix_is_refused(self, store: ObjectStore, prefix: str) -> None:
