@@ -46,7 +46,7 @@ def save_and_load(rank: int, path: Path, compression: Compression) -> tuple[int,
 
 
 def test_ranks_that_compress_share_a_store_with_one_declaration(world: World, tmp_path: Path) -> None:
-    run = world(3)
+    run = world(2)
     fast = run(save_and_load, tmp_path / "store", "fast")
     raw = run(save_and_load, tmp_path / "store", None)
 

@@ -15,6 +15,7 @@ import holdfast
 from tests.distributed.conftest import World
 from tests.distributed.placing import place
 from tests.kit.tensors import raw_bytes
+from tests.kit.thinning import pair_up
 
 Outcome = dict[str, Any]
 NAMES = ["w", "model.weight", "model.bias", "step", "fragile", "last"]
@@ -94,8 +95,7 @@ def load_failing(rank: int, path: Path, kind: str, options: dict[str, Any]) -> O
     }
 
 
-@pytest.mark.parametrize("replicas", ["each", "broadcast"])
-@pytest.mark.parametrize("kind", ERRORS)
+@pytest.mark.parametrize(("kind", "replicas"), pair_up(list(ERRORS), ["each", "broadcast"]))
 def test_every_rank_is_told_what_was_overwritten_on_it(world: World, tmp_path: Path, kind: str, replicas: str) -> None:
     world(2)(save_tree, tmp_path)
 
@@ -117,8 +117,7 @@ def test_every_rank_is_told_what_was_overwritten_on_it(world: World, tmp_path: P
     assert "target of rank 1" in results[0]["text"], "what the failed rank has written is told to the others"
 
 
-@pytest.mark.parametrize("replicas", ["each", "broadcast"])
-@pytest.mark.parametrize("kind", ERRORS)
+@pytest.mark.parametrize(("kind", "replicas"), pair_up(list(ERRORS), ["each", "broadcast"]))
 def test_an_atomic_load_that_fails_on_one_rank_changes_nothing_on_any(
     world: World, tmp_path: Path, kind: str, replicas: str
 ) -> None:

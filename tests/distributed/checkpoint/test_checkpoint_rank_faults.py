@@ -28,6 +28,7 @@ from tests.distributed.outcomes import ActOutcome, report_outcome
 from tests.distributed.placing import place
 from tests.kit.hooking import hooked
 from tests.kit.patience import PATIENCE_S, PROMPT_S
+from tests.kit.thinning import keep, pair_up
 
 TIMEOUT_S: Final = 8.0
 STEPS: Final = [
@@ -274,7 +275,7 @@ def raise_in_load(rank: int, path: Path, victim: int, steps: list[str]) -> list[
     return found
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", keep([0, 1], 1))
 def test_what_one_rank_raises_in_any_step_ends_the_load_of_all(world: World, tmp_path: Path, victim: int) -> None:
     steps = ["load", "root", "parts", "variants", "fit", "rows", "places", "read"]
     world(2)(save_both, tmp_path, "run", 1.0)
@@ -341,8 +342,7 @@ def save_on_bad_disk(rank: int, path: Path, victim: int, how: str) -> tuple[ActO
         return bad, report_outcome(lambda: store.save("after", tree, timeout_s=PATIENCE_S).generation)
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-@pytest.mark.parametrize("how", ["full", "read-only", "failing"])
+@pytest.mark.parametrize(("how", "victim"), pair_up(["full", "read-only", "failing"], [0, 2]))
 def test_a_disk_that_is_bad_for_one_rank_fails_the_save_of_all(
     world: World, tmp_path: Path, victim: int, how: str
 ) -> None:

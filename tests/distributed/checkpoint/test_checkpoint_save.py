@@ -24,6 +24,7 @@ from tests.distributed.placing import place
 from tests.distributed.watching import looking_often
 from tests.kit.patience import PATIENCE_S
 from tests.kit.tensors import assert_same_tensor
+from tests.kit.thinning import thin
 from tests.tensor_zoo import SUBCLASSES, TENSORS
 
 MIB = 1 << 20
@@ -216,16 +217,19 @@ def save_wrong(rank: int, path: Path, how: str) -> tuple[ActOutcome, list[str], 
 
 @pytest.mark.parametrize(
     ("how", "texts"),
-    [
-        ("replicas differ", ["w: declared a replica, but its value differs between ranks 0 and 1, and rank 2"]),
-        ("partial", ["w", "Partial(sum)", "redistribute it to Replicate() or Shard(dim)"]),
-        ("gap", ["w: rows 4:6 are held by no rank"]),
-        ("overlap", ["w: rows 2:4 are held by ranks 0 and 1", "w: rows 4:6 are held by ranks 1 and 2"]),
-        ("shape", ["w: its shape is (6, 3) on ranks 0 and 2 and (6, 4) on rank 1"]),
-        ("dtype", ["w: its dtype is torch.float32 on ranks 0 and 2 and torch.float64 on rank 1"]),
-        ("plain beside shards", ["w"]),
-        ("names", ["run 0", "run 1", "run 2"]),
-    ],
+    thin(
+        [
+            ("replicas differ", ["w: declared a replica, but its value differs between ranks 0 and 1, and rank 2"]),
+            ("partial", ["w", "Partial(sum)", "redistribute it to Replicate() or Shard(dim)"]),
+            ("gap", ["w: rows 4:6 are held by no rank"]),
+            ("overlap", ["w: rows 2:4 are held by ranks 0 and 1", "w: rows 4:6 are held by ranks 1 and 2"]),
+            ("shape", ["w: its shape is (6, 3) on ranks 0 and 2 and (6, 4) on rank 1"]),
+            ("dtype", ["w: its dtype is torch.float32 on ranks 0 and 2 and torch.float64 on rank 1"]),
+            ("plain beside shards", ["w"]),
+            ("names", ["run 0", "run 1", "run 2"]),
+        ],
+        2,
+    ),
 )
 def test_what_ranks_cannot_mean_is_refused_on_all_and_nothing_is_written(
     world: World, tmp_path: Path, how: str, texts: list[str]

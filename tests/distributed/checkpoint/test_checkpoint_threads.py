@@ -21,6 +21,7 @@ from holdfast.tensors.sharding.sharded import per_rank
 from tests.distributed.conftest import World
 from tests.distributed.outcomes import ActOutcome, report_outcome
 from tests.kit.patience import PATIENCE_S
+from tests.kit.thinning import keep
 
 
 def make_noise(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -67,7 +68,7 @@ def save_at_once(rank: int, path: Path, count: int, groups: int) -> list[ActOutc
 
 
 @pytest.mark.filterwarnings("ignore:.*was saved by")
-@pytest.mark.parametrize(("size", "count", "groups"), [(2, 2, 2), (2, 2, 1), (3, 4, 1)])
+@pytest.mark.parametrize(("size", "count", "groups"), keep([(2, 2, 2), (2, 2, 1), (3, 4, 1)], (2, 2, 2), (2, 2, 1)))
 def test_threads_save_names_of_their_own_at_once_over_one_group_or_several(
     world: World, tmp_path: Path, size: int, count: int, groups: int
 ) -> None:

@@ -22,6 +22,7 @@ from holdfast.distributed.talk.sending import Sender
 from holdfast.errors import Mismatch, RankError, Unsupported
 from tests.distributed.conftest import World
 from tests.kit.hooking import hooked
+from tests.kit.thinning import pair_up
 
 SIZES = [1, 2, 3]
 
@@ -56,8 +57,7 @@ def sync(rank: int, options: dict[str, Any]) -> tuple[Any, Any]:
     return values(module), is_told
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("bucket_bytes", [1, 7, 1 << 20])
+@pytest.mark.parametrize(("bucket_bytes", "size"), pair_up([1, 7, 1 << 20], SIZES))
 def test_all_ranks_get_what_one_has(world: World, size: int, bucket_bytes: int) -> None:
     src = size - 1
     found = world(size)(sync, {"src": src, "bucket_bytes": bucket_bytes})

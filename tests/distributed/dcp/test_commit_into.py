@@ -48,7 +48,7 @@ def go_on(rank: int, path: Path, kind: Kind) -> tuple[Any, list[float]]:
     ("saved", "loaded"),
     [
         (("plain", 1), ("plain", 1)),
-        pytest.param(("fsdp", 2), ("fsdp", 3), marks=FSDP),
+        pytest.param(("fsdp", 2), ("fsdp", 3), marks=[FSDP, pytest.mark.slow]),
         pytest.param(("fsdp", 2), ("plain", 1), marks=FSDP),
     ],
 )
