@@ -17,6 +17,7 @@ from tests.faults.scenario import SECOND, THIRD, check_store, holds, read_conten
 from tests.kit.memory import measure_rise_kib
 from tests.kit.patience import measure_cpu_s
 from tests.kit.s3_server import S3Server, serve_s3
+from tests.kit.thinning import thin
 from tests.unit.objects.cloud.servers import open_cloud
 
 MAX_EXTRA_KIB: Final = 400 << 10
@@ -69,9 +70,7 @@ def _catch(act: Callable[[], object]) -> str:
     return ""
 
 
-@pytest.mark.parametrize(
-    "lie", [lie if number % 3 == 0 else pytest.param(lie, marks=pytest.mark.slow) for number, lie in enumerate(LIES)]
-)
+@pytest.mark.parametrize("lie", thin(LIES, 5))
 def test_a_server_that_lies_is_survived(server: S3Server, lie: str) -> None:
     wrong: list[str] = []
     server.change_answer = LIES[lie]

@@ -27,6 +27,7 @@ from holdfast.snapshot.save.save import SaveOptions, save_tree
 from holdfast.trees.registered import Types
 from tests.kit.runs_in_memory import as_observed
 from tests.kit.saving import inline_ref
+from tests.kit.thinning import thin
 
 MAX_CPU_S = 2.0
 ALL_ATTACKS = {**ATTACKS, **CODEC_ATTACKS, **DELTA_ATTACKS}
@@ -93,7 +94,7 @@ def find_faults(server: StoreServer) -> Iterator[str]:
             yield f"{path}: took {took_s:.1f} s"
 
 
-@pytest.mark.parametrize("name", [*ALL_ATTACKS, *TREES])
+@pytest.mark.parametrize("name", thin([*ALL_ATTACKS, *TREES]))
 def test_every_path_of_the_api_ends_fast_and_with_a_sentence(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -23,6 +23,7 @@ from holdfast.objects.cloud.place import CloudPlace
 from holdfast.objects.storage_options import StorageOptions
 from holdfast.texts import mask_url, mask_urls
 from tests.cli.every_verb import make_files
+from tests.kit.thinning import thin
 
 SECRET: Final = "wJalrXUtnFEMI7MDENGbPxRfiCYzz"
 URLS: Final = (
@@ -101,7 +102,7 @@ def _list_texts(error: BaseException | None) -> list[str]:
     return facts + _list_texts(error.__cause__) + _list_texts(error.__context__)
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", thin(DOORS))
 def test_no_error_of_python_shows_a_secret(
     door: str, store: holdfast.Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -119,7 +120,7 @@ def test_no_error_of_python_shows_a_secret(
     assert [path for path in tmp_path.rglob("*") if SECRET in str(path)] == []
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", thin(COMMANDS))
 def test_no_command_prints_a_secret(
     command: str, store: holdfast.Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

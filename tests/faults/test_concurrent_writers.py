@@ -18,7 +18,7 @@ from holdfast.repo.names.tags import read_tag, set_tag
 from tests.faults.crew import Crew, InitTask, SaveTask, TagTask
 from tests.faults.scenario import Content, check_store, holds, random_bytes, read_state, save_content
 
-ROUNDS: Final = 8
+ROUNDS: Final = 4
 SHARED: Final = random_bytes("shared", 150_000)
 
 

@@ -28,6 +28,7 @@ from tests.faults import kill_supervisor
 from tests.faults.scenario import check_store, read_content
 from tests.faults.soak_supervisor import read_cpu_s
 from tests.kit.patience import PATIENCE_S
+from tests.kit.thinning import keep
 
 _PER_STORE: Final = 20
 _MAX_LINES: Final = 7
@@ -196,7 +197,7 @@ def kill_often(supervisor: Supervisor, folder: str, *, kills: int, chance: rando
     return num_saved, num_cut_short
 
 
-@pytest.mark.parametrize("kills", [100, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", keep([60, 400], 60))
 def test_whatever_a_killed_process_said_was_saved_is_there(supervisor: Supervisor, tmp_path: Path, kills: int) -> None:
     num_saved, num_cut_short = kill_often(supervisor, str(tmp_path), kills=kills, chance=random.Random(20))
 

@@ -216,7 +216,7 @@ def verify_flips(prefix: str, *, per_file: int) -> None:
 
 @pytest.mark.parametrize("prefix", kinds())
 def test_a_flipped_bit_is_found_and_never_read(prefix: str) -> None:
-    verify_flips(prefix, per_file=31)
+    verify_flips(prefix, per_file=13)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""How often a loop of faults strikes: at one operation in three by default, at each one in the slow tests."""
+"""How often a loop of faults strikes: at one operation in five by default, at each one in the slow tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-STEP: Final = 3
+STEP: Final = 5
 
 THINNED: Final = pytest.mark.parametrize(
     "step", [STEP, pytest.param(1, marks=pytest.mark.slow)], ids=["thinned", "whole"]

@@ -14,6 +14,7 @@ from tests.interleaving.locked_store import LockedMemoryStore
 from tests.interleaving.scenes import CROWDS, SCENES, Scene
 from tests.interleaving.schedule import Bounds, Run, Schedule
 from tests.interleaving.theatre import Theatre, explore
+from tests.kit.thinning import thin
 
 # In each of these the collector is the second actor.
 PAIRS: Final = {scene.title: scene for scene in SCENES if scene.title.endswith("collector")}
@@ -72,7 +73,7 @@ def find_broken(scene: Scene, monkeypatch: pytest.MonkeyPatch, *, every: int = 1
     return count, []
 
 
-@pytest.mark.parametrize("title", PAIRS)
+@pytest.mark.parametrize("title", thin(PAIRS, 2))
 def test_who_goes_on_without_the_lock_of_a_stopped_collector_keeps_every_promise(
     title: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from holdfast.objects.thread_pool import Task, ThreadPool
 from tests.interleaving.scenes import CROWDS, SCENES, Scene
 from tests.interleaving.schedule import Bounds
 from tests.interleaving.theatre import explore
+from tests.kit.thinning import thin
 from tests.kit.waiting_store import WaitingStore
 
 Result = TypeVar("Result")
@@ -108,7 +109,7 @@ def late(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("late")
-@pytest.mark.parametrize("scene", [scene for scene in SCENES if "collector" in scene.title], ids=str)
+@pytest.mark.parametrize("scene", thin([scene for scene in SCENES if "collector" in scene.title], 2), ids=str)
 @pytest.mark.parametrize(
     "bounds", [PAIR_BOUNDS, pytest.param(DEEP_PAIR_BOUNDS, marks=pytest.mark.slow)], ids=["some", "many"]
 )

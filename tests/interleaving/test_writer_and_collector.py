@@ -10,17 +10,19 @@ import pytest
 from tests.interleaving.scenes import CROWDS, SCENES, Scene
 from tests.interleaving.schedule import Bounds
 from tests.interleaving.theatre import explore
+from tests.kit.thinning import thin
 
 Note = Callable[[str, object], None]
 
-# A third of the schedules with one switch or one death, and some of those with two; the slow tests run all.
+# A third of the schedules with one switch or one death, and some of those with two, of each second scene; the slow
+# tests run all.
 PAIR_BOUNDS: Final = Bounds((1, 3, 90))
 CROWD_BOUNDS: Final = Bounds((1, 5, 600))
 DEEP_PAIR_BOUNDS: Final = Bounds((1, 1, 1))
 DEEP_CROWD_BOUNDS: Final = Bounds((1, 1, 7, 3_000))
 
 
-@pytest.mark.parametrize("scene", SCENES, ids=str)
+@pytest.mark.parametrize("scene", thin(SCENES, 2), ids=str)
 def test_two_that_interrupt_each_other_anywhere_keep_every_promise(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, record_property: Note
 ) -> None:
@@ -30,7 +32,7 @@ def test_two_that_interrupt_each_other_anywhere_keep_every_promise(
     assert report.runs > 20
 
 
-@pytest.mark.parametrize("scene", CROWDS, ids=str)
+@pytest.mark.parametrize("scene", thin(CROWDS, 2), ids=str)
 def test_three_that_interrupt_each_other_anywhere_keep_every_promise(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, record_property: Note
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Final
 
 import pytest
 
+from tests.kit.thinning import thin
 from tests.model.explore import Report, Scene, explore
 from tests.model.mutants import MUTANTS, Mutant
 from tests.model.scenes import SCENES, SLOW_SCENES
@@ -58,7 +59,7 @@ def test_every_interleaving_of_a_large_scene_keeps_every_invariant(scene: Scene,
     assert not report.broken, show(report)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=by_title)
+@pytest.mark.parametrize("mutant", thin(MUTANTS, 2), ids=by_title)
 def test_a_broken_rule_is_found_out(mutant: Mutant, record_property: Callable[[str, object], None]) -> None:
     report = explore((SCENES | SLOW_SCENES)[mutant.scene], mutant.rules, ends=mutant.ends)
     record_property("broken", report.broken)
