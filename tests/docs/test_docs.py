@@ -20,11 +20,13 @@ from tests.kit.s3_server import serve_s3
 ROOT: Final = Path(__file__).resolve().parents[2]
 SLOW: Final = (
     "docs/tutorial/many-ranks.md",
+    "docs/how-to/compare-compiled-and-eager.md",
+    "docs/how-to/export.md",
     "docs/how-to/share-a-compile-cache.md",
     "docs/how-to/use-with-deepspeed.md",
     "docs/how-to/use-with-ray-train.md",
 )
-"""Pages that start several processes with torch, or compile."""
+"""Pages that start several processes with torch, compile, or export to every format."""
 NEEDS: Final = {
     "docs/how-to/use-with-accelerate.md": ("accelerate",),
     "docs/how-to/use-with-lightning.md": ("lightning",),
@@ -37,7 +39,7 @@ NEEDS: Final = {
 """Pages that need a training framework: skipped without it. Warnings of the framework are its own matter."""
 IN_BUCKETS: Final = ("docs/how-to/use-object-stores.md",)
 """Pages that use a bucket: a small S3 server on loopback, which the environment names."""
-INSTALLED: Final = ("README.md", "docs/tutorial/first-store.md")
+INSTALLED: Final = ("README.md",)
 """Pages whose shell runs the installed `holdfast`; the others run one that is forked with torch loaded."""
 PAGES: Final = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
 

@@ -27,6 +27,7 @@ def verify_left_whole(store: Path) -> None:
         assert len(opened.snapshots("policy/")) in (2, 3)
 
 
+@pytest.mark.slow
 def test_servers_answer_from_one_version_while_all_parts_are_killed(tmp_path: Path) -> None:
     assert "all of one of" in run(tmp_path / "store", 2)
     verify_left_whole(tmp_path / "store")

@@ -28,6 +28,7 @@ class ServedContract(StoreContract):
         return self.place.open(make_prefix(place), read_only=read_only)
 
 
+@pytest.mark.slow
 class TestMoto(ServedContract):
     server = "moto"
 

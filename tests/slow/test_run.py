@@ -81,6 +81,7 @@ def test_a_changed_checkout_is_recorded_as_such(project: Path) -> None:
     assert parse_page((project / PAGE).read_text()).folders["tests/here"].commit.endswith("+")
 
 
+@pytest.mark.slow
 def test_a_slice_runs_tests_and_says_which(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (project / PAGE).write_text("| `tests/here/test_these.py` | 3800.0 |\n")  # so long that each test is a slice
 
