@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 import holdfast
@@ -16,6 +17,7 @@ OWN_BYTES = 2000 * 4 + 128 * 400
 REPLICA_BYTES = 40_000
 
 
+@pytest.mark.slow
 def test_ranks_copy_only_what_the_store_lacks(tmp_path: Path) -> None:
     copied = run_ranks(2, save_three_times, tmp_path)
 

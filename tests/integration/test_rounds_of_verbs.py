@@ -187,6 +187,7 @@ def test_planning_a_collection_takes_sixty_rounds(full: S3Server) -> None:
     assert cost.requests <= 2 * MANY + 60
 
 
+@pytest.mark.slow
 def test_collecting_takes_a_hundred_and_fifty_rounds(full: S3Server) -> None:
     store = open_cloud(full)
     plan = read_prune_plan(store, "run/", Keep(last=800))

@@ -26,6 +26,7 @@ from holdfast.testing.faults import Fault, FaultyStore
 from holdfast.testing.ranks import run_ranks
 from tests.integration.capture import transformer
 from tests.integration.capture.transformer import Plant, Training, Transformer, use_adamw
+from tests.kit.thinning import keep, thin
 
 ROOT: Final = Path(__file__).parents[3]
 STEPS: Final = range(3)
@@ -81,7 +82,7 @@ def at_step(number: int, act: Callable[[Transformer], None]) -> Plant:
 
 
 @levels
-@pytest.mark.parametrize(("fqn", "step"), [("embed.weight", 0), ("layers.2.attention.qkv.weight", 2)])
+@pytest.mark.parametrize(("fqn", "step"), thin([("embed.weight", 0), ("layers.2.attention.qkv.weight", 2)]))
 def test_a_weight_off_by_a_millionth_is_named(shared: Store, fqn: str, step: int, level: str) -> None:
     def disturb(model: Transformer) -> None:
         with torch.no_grad():
@@ -94,7 +95,7 @@ def test_a_weight_off_by_a_millionth_is_named(shared: Store, fqn: str, step: int
 
 
 @levels
-@pytest.mark.parametrize("step", [0, 2])
+@pytest.mark.parametrize("step", keep([0, 2], 2))
 def test_an_operation_in_bfloat16_is_named_by_the_module_that_does_it(shared: Store, step: int, level: str) -> None:
     def round_off(model: Transformer) -> None:
         model.layers[1].get_submodule("attention").dtype = torch.bfloat16  # type: ignore[assignment]
@@ -119,7 +120,7 @@ def test_a_module_in_bfloat16_is_named(shared: Store, level: str) -> None:
 
 
 @levels
-@pytest.mark.parametrize("step", [0, 2])
+@pytest.mark.parametrize("step", keep([0, 2], 2))
 def test_swapped_layers_are_named_by_the_first_that_has_moved(shared: Store, step: int, level: str) -> None:
     def swap(model: Transformer) -> None:
         model.order = [0, 2, 1, 3]
@@ -132,7 +133,7 @@ def test_swapped_layers_are_named_by_the_first_that_has_moved(shared: Store, ste
 
 
 @levels
-@pytest.mark.parametrize("step", [0, 2])
+@pytest.mark.parametrize("step", keep([0, 2], 2))
 def test_a_dropout_left_on_is_named(shared: Store, step: int, level: str) -> None:
     def leave_on(model: Transformer) -> None:
         model.layers[2].get_submodule("drop").train()
@@ -233,7 +234,7 @@ def train_model(store: Store, run: str, number: int) -> None:
             optimizer.step()
 
 
-@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize("number", thin(range(20), 5))
 def test_clean_pairs_have_no_origin(store: Store, number: int) -> None:
     train_model(store, "a", number)
     train_model(store, "b", number)

@@ -113,10 +113,16 @@ class Trial:
     store: Path
 
 
-def try_cases(folder: Path, cases: Sequence[str], variables: Mapping[str, str] | None = None) -> Trial:
-    """Run cases in three processes. The first two run at the same time."""
+def try_cases(
+    folder: Path, cases: Sequence[str], variables: Mapping[str, str] | None = None, *, in_one_process: bool = False
+) -> Trial:
+    """Run cases in three processes, the first two of which run at the same time; or the first two in one."""
     place, store = Place(folder, variables), folder / "store"
-    plain, cold = finish_all([place.start(cases, None), place.start(cases, store)])
+    if in_one_process:
+        cold = place.run(cases, store, plain=True)
+        plain = Outcome({name: {"digest": case["plain"]} for name, case in cold.cases.items()}, 0, "")
+    else:
+        plain, cold = finish_all([place.start(cases, None), place.start(cases, store)])
     warm = place.run(cases, place.copy(store, "elsewhere"), has_compiler=False)
     return Trial(plain, cold, warm, store)
 

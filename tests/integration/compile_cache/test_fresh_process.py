@@ -9,10 +9,11 @@ import pytest
 
 from tests.integration.compile_cache.processes import Place, Trial, finish_all, try_cases
 
-QUICK: Final = ("infer_mlp", "train_mlp")
+QUICK: Final = ("train_mlp",)
 FAST_START: Final = {"TORCHINDUCTOR_VEC_ISA_OK": "1"}
 """Torch takes the vector instructions of the CPU as given, instead of compiling a program to test each of them."""
 SLOW: Final = (
+    "infer_mlp",
     "many_sizes",
     "train_block",
     "train_cnn",
@@ -33,7 +34,7 @@ GRAPHS: Final = {"train_broken": 2, "train_optimizer": 2}
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Trial:
-    return try_cases(tmp_path_factory.mktemp("quick"), QUICK, FAST_START)
+    return try_cases(tmp_path_factory.mktemp("quick"), QUICK, FAST_START, in_one_process=True)
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,6 @@ from tests.unit.compile_cache.code.mutations import MUTATIONS, OPERATORS, Mutati
 _QUICK_PLACE: Final = next(place for place in OPERATORS if not place.makes_kernels)
 _QUICK_WAYS: Final = {
     "attributes of attributes",
-    "an import from inside",
-    "a module in a closure's cell",
     "the environment",
 }
 _QUICK: Final = [each for each in MUTATIONS if each.place is _QUICK_PLACE and each.way.name in _QUICK_WAYS]

@@ -12,8 +12,6 @@ from tests.unit.compile_cache.code.mutations import MUTATED_CALLABLES, Mutation,
 
 # Each is compiled twice, and all of them take long.
 _QUICK_NAMES: Final = {
-    "function: attributes of attributes",
-    "forward: a closure's cell",
     "method of a layer: an import from inside",
 }
 _QUICK: Final = [each for each in MUTATED_CALLABLES if each.name in _QUICK_NAMES]

@@ -16,6 +16,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import holdfast
 from holdfast.compile_cache import inductor
 from holdfast.compile_cache.backend import Compiler
+from holdfast.compile_cache.bundle import compiler as bundle_compiler
 
 Compile = Callable[[Any], Any]
 Case = Callable[[Compile], Any]
@@ -125,7 +126,8 @@ CASES: Final[dict[Case, str]] = {
 def test_a_graph_that_only_torchs_cache_stores_is_counted_with_its_reason(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
-    monkeypatch.setattr(inductor, "compile_plainly", lambda graph, *_args, **_options: graph.forward)
+    for module in (inductor, bundle_compiler):
+        monkeypatch.setattr(module, "compile_plainly", lambda graph, *_args, **_options: graph.forward)
 
     found = case(lambda function: torch.compile(function, backend=compiler))
 

@@ -58,6 +58,8 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
         results[name]["imported_compiler"] = "torch._inductor.lowering" in sys.modules
         if compiler is not None:
             results[name]["used"] = compiler.cache.used
+        if request.get("plain"):
+            results[name]["plain"] = _run(name, None)["digest"]
         if compiler is not None and request.get("explain"):
             results[name]["explained"] = [explained.headline for explained in compiler.explain()]
     return results

@@ -13,6 +13,7 @@ from holdfast.errors import HoldfastError, NameInUse, StoreError
 from holdfast.objects.cloud.cloud_store import CloudStore
 from holdfast.repo.format.layout import INDEX, LEASES, MANIFESTS, PACKS, SNAPSHOTS
 from tests.kit.s3_server import Fault, Request, S3Server
+from tests.kit.thinning import thin
 from tests.unit.objects.cloud.servers import QUICK
 
 OLD = {"weight": torch.arange(2000.0), "step": 1}
@@ -48,7 +49,7 @@ def fail_put(server: S3Server, number: int, fault: Fault, *, below: str = "") ->
     return puts
 
 
-@pytest.mark.parametrize("fault", ["lose reply", "lose request", "503 after", "503 before", "409"])
+@pytest.mark.parametrize("fault", thin(["lose reply", "lose request", "503 after", "503 before", "409"]))
 def test_a_save_succeeds_whichever_put_goes_wrong(server: S3Server, fault: Fault) -> None:
     """Each put of a save in turn: lease, pack, index, manifest, renewed lease, record, release."""
     number = 0
@@ -104,7 +105,7 @@ _REFUSED = [
 """Each put of a save by its folder and its number there, and how the save ends if it is refused."""
 
 
-@pytest.mark.parametrize("fault", ["403", "bad signature", "damage"])
+@pytest.mark.parametrize("fault", thin(["403", "bad signature", "damage"]))
 def test_a_put_that_is_refused_leaves_the_old_state_or_the_new_one(server: S3Server, fault: Fault) -> None:
     for each, (folder, number, expected) in enumerate(_REFUSED):
         store = open_bucket(server)
