@@ -29,7 +29,7 @@ if os.path.isdir(_MEMORY) and shutil.disk_usage(_MEMORY).free > 4 << 30:
 # ci-slow: more of them, with the slow tests. deep: for a night. No deadlines: on a shared machine they measure the
 # neighbours.
 settings.register_profile("dev", max_examples=50, deadline=None)
-for _name, _examples in (("ci", 40), ("ci-slow", 100)):
+for _name, _examples in (("ci", 25), ("ci-slow", 100)):
     settings.register_profile(
         _name,
         max_examples=_examples,

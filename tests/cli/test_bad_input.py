@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.repo.format.record import encode_record
 from tests.cli.runs import Cli, digest_tree
+from tests.kit.thinning import thin
 
 Damage = Callable[[Cli], None]
 
@@ -48,7 +49,7 @@ EVERY_VERB = [
 ]
 
 
-@pytest.mark.parametrize("verb", EVERY_VERB, ids=" ".join)
+@pytest.mark.parametrize("verb", thin(EVERY_VERB, 4), ids=" ".join)
 @pytest.mark.parametrize(
     ("store", "reason"),
     [

@@ -20,6 +20,7 @@ from tests.cli.runs import Cli, digest_tree
 from tests.cli.test_grammar import HEAVY, PROGRAM
 from tests.kit.compile_artifacts import OTHER_SECRET, SECRET, make_artifact, make_key, store_artifact
 from tests.kit.saving import noise, record_key
+from tests.kit.thinning import thin
 
 A, B = (make_key(seed).digest for seed in "ab")
 
@@ -210,7 +211,7 @@ def test_sizes() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["ls"], ["stat"], ["show", A], ["why"], ["prune", "--max-size", "1G"], ["clear"], ["clear", "--yes"]],
+    thin([["ls"], ["stat"], ["show", A], ["why"], ["prune", "--max-size", "1G"], ["clear"], ["clear", "--yes"]]),
     ids=" ".join,
 )
 def test_no_action_loads_what_is_heavy(filled: Cli, words: list[str]) -> None:

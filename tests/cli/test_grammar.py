@@ -12,6 +12,7 @@ from docs.generate import iter_verbs
 from holdfast.cli.main import build_parser
 from tests.cli.runs import Cli
 from tests.kit.on_disk import tmp_path  # noqa: F401 - a fixture
+from tests.kit.thinning import thin
 
 HEAVY: Final = {"torch", "numpy", "rich", "pathlib", "urllib.parse"}
 PROGRAM: Final = (
@@ -29,20 +30,22 @@ def _load(cli: Cli, *words: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["ls"],
-        ["ls", "--json"],
-        ["ls", "--where", "size > 1KiB", "--sort", "-age", "--columns", "step,size"],
-        ["log"],
-        ["tag", "best", "snap"],
-        ["rm", "snap"],
-        ["show", "snap"],
-        ["cat", "snap", "config.json"],
-        ["get", "snap", "out"],
-        ["put", "new", "data/sub"],
-        ["check"],
-        ["doctor"],
-    ],
+    thin(
+        [
+            ["ls"],
+            ["ls", "--json"],
+            ["ls", "--where", "size > 1KiB", "--sort", "-age", "--columns", "step,size"],
+            ["log"],
+            ["tag", "best", "snap"],
+            ["rm", "snap"],
+            ["show", "snap"],
+            ["cat", "snap", "config.json"],
+            ["get", "snap", "out"],
+            ["put", "new", "data/sub"],
+            ["check"],
+            ["doctor"],
+        ]
+    ),
     ids=" ".join,
 )
 def test_no_verb_loads_what_is_heavy(cli: Cli, words: list[str]) -> None:
@@ -70,7 +73,7 @@ def test_ls_loads_neither_manifests_nor_upkeep(cli: Cli) -> None:
     assert {"holdfast.repo.format.manifest", "holdfast.repo.upkeep", "zstandard"} & loaded == set()
 
 
-@pytest.mark.parametrize("words", [["ls"], ["tag"], ["rm", "snap"], ["show", "snap"], ["doctor"]], ids=" ".join)
+@pytest.mark.parametrize("words", thin([["ls"], ["tag"], ["rm", "snap"], ["show", "snap"], ["doctor"]]), ids=" ".join)
 def test_verbs_that_need_no_threads_load_none(cli: Cli, words: list[str]) -> None:
     cli.ok("put", "snap", "data/config.json")
 

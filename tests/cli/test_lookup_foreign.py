@@ -14,6 +14,7 @@ from holdfast.errors import NotAStore
 from tests.cli.every_verb import READING, WITH_TORCH, WRITING
 from tests.cli.foreign_places import FILES, FOLDERS, write_notes
 from tests.cli.runs import Cli, digest_tree
+from tests.kit.thinning import thin
 
 PLACES = FILES | FOLDERS
 # A receipt is compared with files, without a store.
@@ -37,6 +38,7 @@ def verify_told(told: str, path: Path, what: str) -> None:
     assert command, told
 
 
+@pytest.mark.parametrize("place", thin(PLACES, 4), indirect=True)
 def test_every_verb_says_what_it_is_and_leaves_it_as_it_is(empty: Cli, place: tuple[Path, str]) -> None:
     path, what = place
     before = digest_tree(empty.folder)

@@ -55,6 +55,7 @@ def move_to_bucket(command: str) -> str:
     return command
 
 
+@pytest.mark.slow
 def test_every_command_works_on_a_bucket_and_reading_ones_write_nothing(bucket: Cli, server: S3Server) -> None:
     for group in (READING, [*WITH_TORCH, *IMPORTING, *WRITING]):
         for command in map(move_to_bucket, group):

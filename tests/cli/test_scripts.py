@@ -19,6 +19,7 @@ from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.snapshots import read_snapshot
 from holdfast.repo.names.tags import set_tag
 from holdfast.repo.write.writer import Request, save
+from tests.kit.thinning import thin
 
 CASES = [
     ("holdfast docto", ["doctor"]),
@@ -94,7 +95,7 @@ def complete(shell: str, place: Path, line: str) -> list[str]:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-@pytest.mark.parametrize(("line", "offered"), CASES, ids=[line for line, _ in CASES])
+@pytest.mark.parametrize(("line", "offered"), thin(CASES), ids=[line for line, _ in CASES])
 def test_a_shell_offers_verbs_options_choices_and_names(place: Path, shell: str, line: str, offered: list[str]) -> None:
     assert complete(shell, place, line) == offered
 

@@ -46,6 +46,7 @@ def run_all(folder: Path, path: str) -> dict[str, tuple[int, bytes, bytes]]:
     return results
 
 
+@pytest.mark.slow
 def test_it_does_what_the_installed_command_does(quick: Path, tmp_path: Path) -> None:
     installed = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 

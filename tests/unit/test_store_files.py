@@ -62,6 +62,7 @@ def test_a_tree_is_exported_verified_and_imported_again(store: Store, tmp_path: 
     assert torch.equal(store.load("again")["w"], torch.arange(5.0))
 
 
+@pytest.mark.slow
 def test_an_export_in_the_background_is_complete_once_the_store_is_closed(store: Store, tmp_path: Path) -> None:
     store.save("x", {"w": torch.arange(5.0)})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -45,8 +46,9 @@ def save_and_load(rank: int, path: Path, compression: Compression) -> tuple[int,
     return result.new_bytes, result.stored_bytes, bytes(result.digest), is_same
 
 
+@pytest.mark.slow
 def test_ranks_that_compress_share_a_store_with_one_declaration(world: World, tmp_path: Path) -> None:
-    run = world(2)
+    run = world(3)
     fast = run(save_and_load, tmp_path / "store", "fast")
     raw = run(save_and_load, tmp_path / "store", None)
 

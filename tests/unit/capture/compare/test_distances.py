@@ -18,6 +18,7 @@ from holdfast.progress import ProgressUpdate
 from holdfast.snapshot.load.reused import ReusedMemory
 from tests.kit.hooking import Hook
 from tests.kit.planted_faults import Tiny
+from tests.kit.thinning import pair_up
 
 BUDGET = 64 << 20
 
@@ -55,8 +56,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> holdfast.Store:
     return record_two(tmp_path_factory.mktemp("store"))
 
 
-@pytest.mark.parametrize("cores", [1, 2, 5])
-@pytest.mark.parametrize("batch_bytes", [1, 1000, 1 << 20])
+@pytest.mark.parametrize(("batch_bytes", "cores"), pair_up([1, 1000, 1 << 20], [1, 2, 5]))
 def test_batches_on_any_number_of_cores_give_the_numbers_of_single_pairs(
     store: holdfast.Store, cores: int, batch_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

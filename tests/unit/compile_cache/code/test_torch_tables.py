@@ -160,6 +160,7 @@ def test_an_object_that_makes_decisions_of_the_compiler_is_found() -> None:
     assert list_new(watch, before) == []
 
 
+@pytest.mark.slow
 def test_the_search_does_not_create_the_object_that_makes_decisions_of_the_compiler() -> None:
     program = (
         "import torch._inductor.virtualized as virtualized\n"

@@ -72,6 +72,7 @@ def test_a_replaced_function_of_torch_changes_its_digest(monkeypatch: pytest.Mon
         state.read_torch_code()
 
 
+@pytest.mark.slow
 def test_all_described_modules_are_loaded_by_importing_torch() -> None:
     program = "import sys, torch; sys.stdout.write(' '.join(sys.modules))"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -53,6 +53,7 @@ def test_records_beyond_the_limit_of_32_bits_are_read(monkeypatch: pytest.Monkey
     assert _read(_write(RECORDS)) == RECORDS
 
 
+@pytest.mark.slow
 def test_more_records_than_16_bits_count_are_read() -> None:
     records = [(str(number), b"") for number in range(0x10001)]
 

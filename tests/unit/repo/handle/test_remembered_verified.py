@@ -35,6 +35,7 @@ from tests.kit.saving import (
     save_bytes,
     snapshot_of,
 )
+from tests.kit.thinning import thin
 
 MIB: Final = 1 << 20
 
@@ -174,7 +175,7 @@ def test_what_a_load_has_verified_in_full_is_not_read_by_the_first_save(kind: st
     assert (store.reads == 0) == (verify in ("full", "device"))
 
 
-@pytest.mark.parametrize("kind", STORED)
+@pytest.mark.parametrize("kind", thin(STORED))
 def test_saves_after_a_load_read_the_sample_as_saves_after_a_save_do(kind: str) -> None:
     store = make_stored(kind, Reading)
     after_load, after_save = open_repository(store), open_repository(store)

@@ -64,6 +64,7 @@ def fill(store: Store, target: dict[str, torch.Tensor]) -> None:
     store.load_into("x", target)
 
 
+@pytest.mark.slow
 def test_the_cost_of_an_entry_is_bounded(traced: Any) -> None:
     state = make_state()
     with Store(MemoryStore(), OpenOptions(budget_bytes=64 << 20)) as store:
