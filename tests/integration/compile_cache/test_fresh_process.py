@@ -93,10 +93,11 @@ def test_a_restart_passes_through_and_is_counted(slow: Trial) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_other_names_and_other_sizes_are_served_by_the_same_entry(quick: Trial, tmp_path: Path) -> None:
-    place = Place(tmp_path, FAST_START)
+def test_other_names_and_other_sizes_are_served_by_the_same_entry(tmp_path: Path) -> None:
+    place, store = Place(tmp_path, FAST_START), tmp_path / "store"
+    place.run(["many_sizes"], store)
 
-    started = [place.start(["other_sizes"], None), place.start(["other_sizes"], quick.store, has_compiler=False)]
+    started = [place.start(["other_sizes"], None), place.start(["other_sizes"], store, has_compiler=False)]
     plain, warm = finish_all(started)
 
     told: dict[str, Any] = warm.cases["other_sizes"]
