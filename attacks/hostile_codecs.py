@@ -15,7 +15,7 @@ from attacks.hostile import Nest
 from holdfast.digest import Digest, fingerprint, hash_bytes
 from holdfast.errors import Corrupt
 from holdfast.repo.format.chunk import BLOSC2, CHUNK_BYTES, ChunkRef, Location
-from holdfast.repo.format.codecs.codec import HEADER, CodecLevel, decode_into, encode
+from holdfast.repo.format.codec import HEADER, CodecLevel, decode_into, encode
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.pack import PackedChunk
 from tests.kit.encoded import halves

@@ -9,8 +9,7 @@ from attacks.hostile import Nest
 from attacks.hostile_codecs import change
 from holdfast.digest import DIGEST_BYTES, Digest, fingerprint, hash_bytes
 from holdfast.repo.format.chunk import BLOSC2, DELTA, RAW, Base, ChunkRef, Location
-from holdfast.repo.format.codecs.codec import encode
-from holdfast.repo.format.codecs.delta import encode_delta
+from holdfast.repo.format.codec import encode, encode_delta
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.pack import PackedChunk
 from tests.kit.deltas import trained

@@ -10,7 +10,7 @@ from attacks.hostile import build
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.format.layout import PREFIXES, find_shelf
 from holdfast.repo.handle.repository import open_repository
-from holdfast.repo.names.tags import set_tag
+from holdfast.repo.names.snapshots import set_tag
 from tests.kit.saving import noise, save_bytes, snapshot_of
 
 BAIT: Final = (f"{'b' * 24}-{'b' * 16}", ".tmp-bait", f"{'c' * 24}@00000000", "00000009", "d" * 64)

@@ -127,7 +127,7 @@ def started(work: Callable[..., Iterator[str]], *arguments: object) -> Iterator[
     """Run a generator in a separate process, killed at the end; yield a function that waits for its next word."""
     context = get_context("forkserver")
     # Fork from a process that has only imported: importing takes seconds, and torch's threads do not survive a fork.
-    context.set_forkserver_preload(["torch.distributed.checkpoint", "safetensors.torch", "holdfast.snapshot.save.save"])
+    context.set_forkserver_preload(["torch.distributed.checkpoint", "safetensors.torch", "holdfast.snapshot.save"])
     pipe, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_send_words, args=(theirs, work, *arguments), daemon=True)
 

@@ -22,8 +22,7 @@ from bench.kit.measure import random_bytes
 from holdfast.digest import hash_bytes
 from holdfast.repo.format.chunk import CHUNK_BYTES
 from holdfast.repo.write.writer import SaveResult
-from holdfast.tensors.device_digest.choice import DigestBackend, choose_backend, list_accelerators
-from holdfast.tensors.device_digest.digests import digest_pieces
+from holdfast.tensors.device_digest.choice import DigestBackend, choose_backend, digest_pieces, list_accelerators
 from holdfast.tensors.device_digest.pieces import DeviceBytes, DevicePiece
 from holdfast.tensors.memory import view_bytes, wrap_memory
 

@@ -12,7 +12,7 @@ from bench.kit.measure import Contestant, WrongResult
 from bench.kit.peers import sync_filesystem
 from bench.kit.states import change_state
 from holdfast.repo.write.writer import SaveResult
-from holdfast.snapshot.save.staging import SaveHandle
+from holdfast.snapshot.staging import SaveHandle
 
 
 class RepeatedSaves:

@@ -17,7 +17,7 @@ from bench.kit.measure import Contestant, Goal, Result, Sizes, Timings, count_by
 from holdfast.objects.local.files import PosixFiles
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.format.chunk import CHUNK_BYTES
-from holdfast.repo.format.codecs.codec import decode_into, encode
+from holdfast.repo.format.codec import decode_into, encode
 from holdfast.repo.handle.compression import LEVELS, Compression
 from holdfast.store import Store
 

@@ -35,7 +35,7 @@ from bench.kit.trained_states import Trained, Training, iter_trained
 from holdfast.digest import hash_bytes
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.format.chunk import CHUNK_BYTES
-from holdfast.repo.format.codecs.delta import apply_delta, encode_delta
+from holdfast.repo.format.codec import apply_delta, encode_delta
 from holdfast.repo.handle.compression import LEVELS, Compression, DeltaChoice
 from holdfast.store import Store
 

@@ -19,8 +19,7 @@ from torch.utils._content_store import hash_storage
 from bench.kit.measure import Contestant, Goal, Result, Sizes, Timings, WrongResult, race, random_bytes
 from bench.kit.trained_states import one_thread
 from holdfast.repo.format.chunk import CHUNK_BYTES
-from holdfast.tensors.device_digest.choice import DigestBackend
-from holdfast.tensors.device_digest.digests import digest_pieces
+from holdfast.tensors.device_digest.choice import DigestBackend, digest_pieces
 from holdfast.tensors.device_digest.pieces import DeviceBytes, DevicePiece
 from holdfast.tensors.device_digest.torch_ops import _Compressor
 from holdfast.tensors.memory import wrap_memory

@@ -23,8 +23,7 @@ from bench.kit.buckets import (
 )
 from bench.kit.measure import Contestant, Goal, Result, Sizes, WrongResult, race, random_bytes
 from bench.kit.states import Shape, State, make_state, verify_state
-from holdfast.objects.cloud.cloud_store import REQUESTS_AT_ONCE, CloudStore
-from holdfast.objects.cloud.upload import PACK_BYTES
+from holdfast.objects.cloud.cloud_store import PACK_BYTES, REQUESTS_AT_ONCE, CloudStore
 from holdfast.repo.handle.index import merge_tiers
 from holdfast.repo.upkeep.collect import plan_collect
 from holdfast.store import Store

@@ -59,10 +59,9 @@ from holdfast.distributed.talk import wire
 from holdfast.repo.format.boxes import volume
 from holdfast.repo.format.entry import Entry, digest_parts, digest_snapshot
 from holdfast.repo.format.layout import ManifestRef, PartRef, parse_part
-from holdfast.repo.format.manifest import Manifest, decode_manifest
-from holdfast.repo.format.manifest_encoding import build_table, encode_manifest
+from holdfast.repo.format.manifest import Manifest, build_table, decode_manifest, encode_manifest
 from holdfast.repo.read.read_plan import Region
-from holdfast.snapshot.save.save import SaveOptions
+from holdfast.snapshot.save import SaveOptions
 from holdfast.trees.registered import Types
 
 _MOST_ITEMS: Final = 1 << 20

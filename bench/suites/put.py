@@ -16,7 +16,7 @@ import holdfast
 from bench.kit.measure import Contestant, Goal, Result, Sizes, Timings, WrongResult, race
 from bench.kit.stores import remove_store
 from holdfast.files import keep
-from holdfast.files.cuts import FileCuts
+from holdfast.files.keep import FileCuts
 from holdfast.repo.write.writer import SaveResult
 
 _PLAIN: Final = "without looking into files"

@@ -20,8 +20,7 @@ from holdfast.query.facts import make_facts
 from holdfast.query.select import parse_query, select
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import Repository, open_repository
-from holdfast.repo.names.listed import list_user_names
-from holdfast.repo.names.record_cache import RecordCache
+from holdfast.repo.names.listed import RecordCache, list_user_names
 from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.write.writer import Request, WriteOptions, save
 

@@ -32,7 +32,7 @@ from holdfast.objects.blocks import PAGE_BYTES, new_block
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import open_repository
-from holdfast.tensors.dtypes import find_dtype
+from holdfast.tensors.spec import find_dtype
 
 PLAIN: Final = "plain step"
 LEVELS: Final[Mapping[str, float]] = {"digest": 1.2, "stats": 1.8, "full": 2.0}

@@ -13,7 +13,7 @@ import torch
 
 import holdfast
 from bench.kit.measure import Contestant, Goal, Result, Sizes, Timings, WrongResult, race
-from holdfast.repo.handle import remembered as proven
+from holdfast.repo.handle import repository as proven
 from holdfast.repo.write.writer import SaveResult
 
 _TRUST: Final = "trust everything"

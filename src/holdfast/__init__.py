@@ -46,10 +46,10 @@ if TYPE_CHECKING:
         Untrusted,
     )
     from holdfast.snapshot.call import Call
+    from holdfast.snapshot.lazy import LazyTensor, Snapshot
     from holdfast.snapshot.resume import ResumableSampler, RngState
-    from holdfast.snapshot.view.lazy import LazyTensor, Snapshot
     from holdfast.store import Store, open
-    from holdfast.tensors.sharding.sharded import per_rank, shard
+    from holdfast.tensors.sharding import per_rank, shard
 
 __version__ = "0.1.0.dev0"
 
@@ -106,16 +106,16 @@ __all__ = [
 # modules of the names that are not errors; a test compares them, `__all__` and the imports for type checkers above.
 _HOME: Final = {
     "Call": "holdfast.snapshot.call",
-    "LazyTensor": "holdfast.snapshot.view.lazy",
+    "LazyTensor": "holdfast.snapshot.lazy",
     "ResumableSampler": "holdfast.snapshot.resume",
     "RngState": "holdfast.snapshot.resume",
-    "Snapshot": "holdfast.snapshot.view.lazy",
+    "Snapshot": "holdfast.snapshot.lazy",
     "Store": "holdfast.store",
     "TrainingState": "holdfast.distributed.checkpoint.training",
     "compile": "holdfast.compiling",
     "open": "holdfast.store",
-    "per_rank": "holdfast.tensors.sharding.sharded",
-    "shard": "holdfast.tensors.sharding.sharded",
+    "per_rank": "holdfast.tensors.sharding",
+    "shard": "holdfast.tensors.sharding",
     "training_state": "holdfast.distributed.checkpoint.training",
 }
 

@@ -26,8 +26,8 @@ from holdfast.objects.at_exit import before_exit
 from holdfast.repo.handle.compression import Compression, DeltaChoice
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.upkeep.prune import BestRule, Keep, apply_prune, find_metric, make_keep, read_prune_plan
-from holdfast.snapshot.save.staging import SaveHandle
-from holdfast.snapshot.view.lazy import Snapshot
+from holdfast.snapshot.lazy import Snapshot
+from holdfast.snapshot.staging import SaveHandle
 from holdfast.texts import parse_duration
 
 # Reasons to stop, in the order in which they win if ranks have different ones.

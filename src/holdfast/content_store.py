@@ -19,9 +19,8 @@ from typing import Any, Final
 import torch
 from typing_extensions import Self
 
-from holdfast.content.batch_writer import BatchWriter
-from holdfast.content.catalog import Catalog, StoredTensor
-from holdfast.content.rebuild import Rebuilder, describe_entry
+from holdfast.content.batch import BatchWriter
+from holdfast.content.catalog import Catalog, Rebuilder, StoredTensor, describe_entry
 from holdfast.errors import TensorNotFound, Unsupported
 from holdfast.objects.at_exit import before_exit
 from holdfast.objects.url import open_store
@@ -29,11 +28,11 @@ from holdfast.repo.format.layout import verify_name
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES, Repository, open_repository
 from holdfast.snapshot.leaves import GRAD, TENSOR, iter_entry_numbers
 from holdfast.tensors.composite import has_own_bytes
-from holdfast.tensors.device_digest.digests import digest_pieces
+from holdfast.tensors.device_digest.choice import digest_pieces
 from holdfast.tensors.device_digest.pieces import DeviceBytes, DevicePiece
-from holdfast.tensors.dtypes import item_bytes
 from holdfast.tensors.memory import view_storage
-from holdfast.trees.move import Device
+from holdfast.tensors.spec import item_bytes
+from holdfast.trees.apply import Device
 from holdfast.trees.registered import Types
 
 StoreLocation = str | os.PathLike[str] | Repository

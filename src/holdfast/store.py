@@ -42,12 +42,10 @@ from holdfast.repo.files import Restored
 from holdfast.repo.format.layout import verify_user_name
 from holdfast.repo.handle.compression import Compression, DeltaChoice
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES, HandleStatistics, Repository, open_repository
-from holdfast.repo.names.snapshots import delete_snapshot
-from holdfast.repo.names.tags import Tag, delete_tag, iter_tags
+from holdfast.repo.names.snapshots import Tag, delete_snapshot, delete_tag, iter_tags
 from holdfast.repo.read.reader import Verify, open_snapshot
-from holdfast.repo.upkeep.check import Checker
+from holdfast.repo.upkeep.check import Checker, Finding
 from holdfast.repo.upkeep.collect import Collected, Rules, collect
-from holdfast.repo.upkeep.findings import Finding
 from holdfast.repo.upkeep.prune import BestRule, Pruned, PrunePlan, apply_prune_in_groups, make_keep, read_prune_plan
 from holdfast.repo.write.writer import SaveResult, WriteOptions
 from holdfast.snapshot.gc_pause import pause_gc
@@ -73,16 +71,16 @@ if TYPE_CHECKING:
     from holdfast.formats.reading.found import SourceFormat
     from holdfast.formats.receipt import ReceiptFinding
     from holdfast.mirror.mirror import Mirror
-    from holdfast.series.follow import Follower
+    from holdfast.series import Follower
     from holdfast.serving.server import StoreServer
+    from holdfast.snapshot.batches import Aliases
+    from holdfast.snapshot.finder import SnapshotFinder
     from holdfast.snapshot.into.held import HeldMemory
     from holdfast.snapshot.into.plan import ReplicaMode
-    from holdfast.snapshot.load.options import Aliases
-    from holdfast.snapshot.optimizers import Optimizers
-    from holdfast.snapshot.save.save import SaveOptions
-    from holdfast.snapshot.save.staging import AsyncSaver, SaveHandle, Staging
-    from holdfast.snapshot.view.finder import SnapshotFinder
-    from holdfast.snapshot.view.lazy import Snapshot
+    from holdfast.snapshot.lazy import Snapshot
+    from holdfast.snapshot.save import SaveOptions
+    from holdfast.snapshot.staging import AsyncSaver, SaveHandle, Staging
+    from holdfast.snapshot.stateful import Optimizers
     from holdfast.trees.registered import Types
 
 StrPath = str | os.PathLike[str]
@@ -245,7 +243,7 @@ class Store:
                 `ProgressUpdate`.
         """
         from holdfast.distributed.checkpoint.checkpoint import find_world
-        from holdfast.snapshot.save.save import SaveOptions
+        from holdfast.snapshot.save import SaveOptions
 
         options = SaveOptions(
             overwrite=overwrite,
@@ -306,7 +304,7 @@ class Store:
             progress: True for a progress bar, or a function that receives each `ProgressUpdate`.
         """
         from holdfast.distributed.checkpoint.checkpoint import SAVE_ASYNC, find_world, reporting_early, start_together
-        from holdfast.snapshot.save.save import SaveOptions
+        from holdfast.snapshot.save import SaveOptions
 
         options = SaveOptions(
             overwrite=overwrite,
@@ -357,7 +355,7 @@ class Store:
             dtype: cast floating-point tensors to this dtype. Other tensors and registered types keep theirs.
             progress: True for a progress bar, or a function that receives each `ProgressUpdate`.
         """
-        from holdfast.snapshot.load.options import LoadOptions
+        from holdfast.snapshot.batches import LoadOptions
 
         bar = make_progress(progress)
         options = LoadOptions(device, only, verify, mmap, rename or {}, aliases, allow_pickle, dtype, bar)
@@ -420,8 +418,7 @@ class Store:
         """
         from holdfast.distributed.checkpoint.checkpoint import LOAD, find_world, load_into_together, reporting_early
         from holdfast.snapshot.into.held import make_since
-        from holdfast.snapshot.into.journal import Journal
-        from holdfast.snapshot.into.plan import IntoOptions
+        from holdfast.snapshot.into.plan import IntoOptions, Journal
 
         world = find_world(collective=collective, process_group=process_group, timeout_s=timeout_s)
         with reporting_early(world, LOAD):
@@ -491,8 +488,8 @@ class Store:
             progress: True for a progress bar, or a function that receives each `ProgressUpdate`.
         """
         from holdfast.distributed.checkpoint.checkpoint import find_world
-        from holdfast.series.publish import PublishOptions, publish
-        from holdfast.snapshot.save.save import SaveOptions
+        from holdfast.series import PublishOptions, publish
+        from holdfast.snapshot.save import SaveOptions
 
         saving = SaveOptions(
             metadata=metadata or {},
@@ -536,7 +533,7 @@ class Store:
             collective: False to follow in this process only.
             process_group: the ranks that take part; by default all ranks.
         """
-        from holdfast.series.follow import Follower, FollowOptions
+        from holdfast.series import Follower, FollowOptions
 
         options = FollowOptions(
             since=None if since is None else self._open_snapshot(since).record,
@@ -687,7 +684,7 @@ class Store:
         from holdfast.diff.compare import compare
         from holdfast.diff.live import compare_with_tree
         from holdfast.diff.values import measure
-        from holdfast.snapshot.view.lazy import Snapshot
+        from holdfast.snapshot.lazy import Snapshot
 
         repo, before = self.repository, self._finder.open_here(a).record
         patterns = (only,) if isinstance(only, str) else tuple(only or ())
@@ -737,7 +734,7 @@ class Store:
 
     def _repr_html_(self) -> str:
         """Return a card for notebooks: the snapshots, the newest first."""
-        from holdfast.snapshot.view.display import render_store
+        from holdfast.snapshot.display import render_store
 
         return render_store(self.url, [snapshot.record for snapshot in self.snapshots()], self.tags())
 
@@ -837,7 +834,7 @@ class Store:
             progress: True for a progress bar, or a function that receives each `ProgressUpdate`.
         """
         from holdfast.formats.importing import ImportOptions, import_checkpoint
-        from holdfast.snapshot.save.save import describe_environment
+        from holdfast.snapshot.save import describe_environment
 
         verify_user_name(name)
         options = ImportOptions(
@@ -871,7 +868,7 @@ class Store:
             follow_links: as for `import_`, if the import did so.
             progress: True for a progress bar, or a function that receives each `ProgressUpdate`.
         """
-        from holdfast.formats.measuring import check_imported
+        from holdfast.formats.verifying import check_imported
 
         record, bar = self._finder.open_here(name).record, make_progress(progress)
         path, chosen = os.fspath(source), {"unpickle": unpickle, "follow_links": follow_links}
@@ -1143,8 +1140,8 @@ class Store:
             shift: added to the step numbers of `b`: for a resumed run whose steps count from 0.
             progress: True for a progress bar, or a function that receives each `ProgressUpdate`.
         """
+        from holdfast.capture.compare.align import make_bounds
         from holdfast.capture.compare.compare import DiffOptions, diff_runs
-        from holdfast.capture.compare.verdicts import make_bounds
 
         repeated, exact = (None if run is None else self.run(run) for run in (noise, reference))
         options = DiffOptions(
@@ -1304,7 +1301,7 @@ class Store:
 
     @property
     def _finder(self) -> SnapshotFinder:
-        from holdfast.snapshot.view.finder import SnapshotFinder
+        from holdfast.snapshot.finder import SnapshotFinder
 
         repo, mirror = self.repository, self._mirror
         return SnapshotFinder(repo, self._types, None if mirror is None else lambda: mirror.repository)
@@ -1335,7 +1332,7 @@ class Store:
 
     def _describe_environment(self, name: str, mirror: StrPath | None) -> Mapping[str, Json]:
         """Return what is stored with a snapshot besides the tree: host and versions, lineage, and its own mirror."""
-        from holdfast.snapshot.save.save import describe_environment
+        from holdfast.snapshot.save import describe_environment
 
         verify_user_name(name)
         noted: dict[str, Json] = {}
@@ -1348,7 +1345,7 @@ class Store:
         )
 
     def _find_saver(self) -> AsyncSaver:
-        from holdfast.snapshot.save.staging import AsyncSaver
+        from holdfast.snapshot.staging import AsyncSaver
 
         self._saver = self._saver or AsyncSaver()
         return self._saver

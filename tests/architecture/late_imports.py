@@ -16,7 +16,7 @@ _SAVING: Final = "imports what saves, which takes 0.1 s; a hit only reads"
 
 LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
     "cli/grammar.py": {"holdfast.cli.verbs": "only the verb that was typed is imported: `ls` does not wait for `put`"},
-    "cli/main.py": {"holdfast.cli.verbs.shell.completion": "imports argcomplete; only a shell that completes needs it"},
+    "cli/main.py": {"holdfast.cli.verbs.completion": "imports argcomplete; only a shell that completes needs it"},
     "cli/output.py": {"rich": "takes as long as all other imports together; only work of some length shows a bar"},
     "cli/verbs/cache.py": {"holdfast.compile_cache.key.system": "needs torch; only --other-systems uses it"},
     "cli/verbs/diff.py": {"holdfast.diff.values": "needs torch; only --values uses it"},
@@ -27,8 +27,8 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
     "cli/verbs/files.py": {"holdfast.trees.outline": "a snapshot of files has no tree"},
     "cli/verbs/formats.py": {
         "holdfast.formats": "needs torch, and `holdfast import --help` does not",
-        "holdfast.snapshot.save.save": "needs torch, as the import does",
-        "holdfast.tensors.dtypes": "needs torch; only --dtype uses it",
+        "holdfast.snapshot.save": "needs torch, as the import does",
+        "holdfast.tensors.spec": "needs torch; only --dtype uses it",
         "holdfast.trees.registered": "needs torch, as the import does",
     },
     "cli/verbs/show.py": {"holdfast.diff.facts": "a snapshot of files has no leaves to describe"},
@@ -36,15 +36,11 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
         "holdfast.capture.compare": _RUNS,
         "holdfast.capture.report": _RUNS,
         "holdfast.capture.stored.runs": _RUNS,
-    },
-    "cli/verbs/run_tensor.py": {
-        "holdfast.capture.compare": _RUNS,
-        "holdfast.capture.stored.runs": _RUNS,
         "holdfast.capture.stored.statistics": _RUNS,
     },
-    "files/cuts.py": {"holdfast.files.torch_archive": "takes as long as reading 10 MiB; only zip files need it"},
+    "files/keep.py": {"holdfast.files.torch_archive": "takes as long as reading 10 MiB; only zip files need it"},
     "formats/writing/zip_layout.py": {"zlib_ng": "optional; zlib computes the same in six times the time"},
-    "formats/writing/pretrained.py": {"huggingface_hub": "optional; only weights in several files need it"},
+    "formats/writing/safetensors_file.py": {"huggingface_hub": "optional; only weights in several files need it"},
     "display/bars.py": {
         "tqdm": "optional, and imported only for a bar that the caller asked for",
         "rich": "takes as long as all other imports together; only a bar that the caller asked for needs it",
@@ -52,22 +48,20 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
     "tensors/device_digest/choice.py": {
         "holdfast.tensors.device_digest.triton_launch": "needs Triton, which torch for the CPU does not bring along"
     },
-    "repo/format/codecs/codec.py": {
-        "blosc2": "takes 0.2 s to import, more than all other imports; only encoded chunks need it"
+    "repo/format/codec.py": {
+        "blosc2": "takes 0.2 s to import, more than all other imports; only encoded chunks need it",
+        "numpy": "only deltas need it, and Blosc2 has imported it by then",
     },
-    "repo/format/codecs/delta.py": {"numpy": "only deltas need it, and Blosc2 has imported it by then"},
-    "objects/cloud/credentials.py": {
+    "objects/cloud/client.py": {
         "boto3": "optional, and takes 130 ms to import; only AWS profiles need it",
         "botocore": "comes with boto3",
         "obstore.auth": "imports boto3",
     },
     "objects/url.py": {"holdfast.objects.cloud": "obstore takes 50 ms to import; only URLs of buckets need it"},
     "compile_cache/cache.py": {
-        "holdfast.compile_cache.artifacts.last_use": _SAVING,
         "holdfast.compile_cache.artifacts.storing": _SAVING,
     },
     "compile_cache/whole/start.py": {
-        "holdfast.compile_cache.artifacts.last_use": _SAVING,
         "holdfast.compile_cache.artifacts.storing": _SAVING,
         "holdfast.compile_cache.backend": _WHOLE,
         "holdfast.compile_cache.whole.ordinary": _WHOLE,
@@ -77,16 +71,12 @@ LATE_IMPORTS: Final[dict[str, dict[str, str]]] = {
         "holdfast.compile_cache.whole": "only whole=True needs it",
     },
     "serving/answers/diffs.py": {"holdfast.diff.values": "needs torch; only a diff of values uses it"},
-    "serving/recorded.py": {"holdfast.serving.answers.runs": _SERVING},
-    "serving/space.py": {
-        "holdfast.serving.answers.ledger": _SPACE,
-        "holdfast.serving.answers.sharing": _SPACE,
-    },
     "serving/routes.py": {
+        "holdfast.serving.answers.sharing": _SPACE,
         "holdfast.serving.answers.movement": _SERVING,
         "holdfast.serving.answers.runs": _SERVING,
         "holdfast.serving.answers.tensors": _SERVING,
-        "holdfast.snapshot.view": _SERVING,
+        "holdfast.snapshot.lazy": _SERVING,
         "holdfast.trees.registered": _SERVING,
     },
     "store.py": {

@@ -21,9 +21,9 @@ from holdfast.capture.stored.events import Event, Site, Stats
 from holdfast.capture.stored.segments import TABLE, TENSORS, encode_events
 from holdfast.json_text import Json
 from holdfast.repo.format.entry import Entry
-from holdfast.repo.format.manifest_encoding import encode_manifest
+from holdfast.repo.format.manifest import encode_manifest
 from holdfast.serving.server import StoreServer
-from holdfast.snapshot.save.save import SaveOptions, save_tree
+from holdfast.snapshot.save import SaveOptions, save_tree
 from holdfast.trees.registered import Types
 from tests.kit.runs_in_memory import as_observed
 from tests.kit.saving import inline_ref

@@ -9,7 +9,7 @@ import torch
 
 from bench.kit.measure import TINY, WrongResult
 from bench.suites import device_digest
-from holdfast.tensors.device_digest.digests import digest_pieces
+from holdfast.tensors.device_digest.choice import digest_pieces
 
 
 def _hash_nothing(storage: object, *, stable_hash: bool) -> str:

@@ -15,7 +15,7 @@ from bench.device_kernels import RECORDED, find_differences
 from bench.kit import roofline
 from bench.kit.cubins import count_names, find_block_code, parse_listing
 from bench.kit.roofline import ALIGNED, ANY_ADDRESS, GPUS, project, render_counts, render_projection
-from holdfast.tensors.device_digest.digests import digest_pieces
+from holdfast.tensors.device_digest.choice import digest_pieces
 from holdfast.tensors.device_digest.pieces import DeviceBytes
 from holdfast.tensors.memory import wrap_memory
 

@@ -9,7 +9,7 @@ import pytest
 from bench.kit.claimed_ranks import EchoRounds, cut_shape, make_shapes
 from bench.kit.measure import TINY
 from bench.suites import planning as planning_suite
-from holdfast.distributed.checkpoint.coverage import Sketch, is_covered, merge, sketch_boxes
+from holdfast.distributed.checkpoint.plan import Sketch, is_covered, merge, sketch_boxes
 from holdfast.distributed.talk import wire
 from holdfast.distributed.talk.rounds import RoundCall
 from holdfast.repo.format.boxes import Box, volume

@@ -11,8 +11,7 @@ from typing import Final
 import pytest
 
 from holdfast.capture.compare.result import RunDiff, StepDiff
-from holdfast.capture.report.html import write_html
-from holdfast.capture.report.report import Report, ReportRow
+from holdfast.capture.report.report import Report, ReportRow, write_html
 from holdfast.capture.stored.runs import RunFacts
 from tests.browser.chromium import Browser
 from tests.browser.pages import make_page_report

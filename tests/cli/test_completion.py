@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.cli.verbs.shell.completion import SHELLS
+from holdfast.cli.verbs.completion import SHELLS
 from tests.cli.runs import Cli
 
 

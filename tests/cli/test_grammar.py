@@ -64,7 +64,7 @@ def test_no_help_page_loads_what_is_heavy() -> None:
 def test_only_the_module_of_the_verb_is_imported(cli: Cli) -> None:
     loaded = {name for name in _load(cli, "ls") if name.startswith("holdfast.cli.verbs.")}
 
-    assert loaded == {f"holdfast.cli.verbs.{name}" for name in ("names", "search", "search.ls", "search.tree")}
+    assert loaded == {f"holdfast.cli.verbs.{name}" for name in ("names", "ls")}
 
 
 def test_ls_loads_neither_manifests_nor_upkeep(cli: Cli) -> None:

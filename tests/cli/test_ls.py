@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.cli.verbs.search.ls import format_age, format_value
+from holdfast.cli.verbs.ls import format_age, format_value
 from holdfast.query import stored
 from holdfast.query.expression import parse_field
 from tests.cli.runs import Cli, digest_tree, flip, mask

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import __version__
-from holdfast.cli.verbs.search import ls
+from holdfast.cli.verbs import ls
 from tests.cli.runs import Cli
 from tests.kit.hooking import Hook
 

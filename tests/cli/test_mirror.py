@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.mirror.recorded import record_mirror
+from holdfast.mirror.setting import record_mirror
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.handle.repository import open_repository
 from tests.cli.runs import Cli, digest_tree

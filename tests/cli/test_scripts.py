@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.cli.verbs.shell.completion import SHELLS
+from holdfast.cli.verbs.completion import SHELLS
 from holdfast.objects.url import open_store
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import open_repository
-from holdfast.repo.names.snapshots import read_snapshot
-from holdfast.repo.names.tags import set_tag
+from holdfast.repo.names.snapshots import read_snapshot, set_tag
 from holdfast.repo.write.writer import Request, save
 from tests.kit.thinning import thin
 

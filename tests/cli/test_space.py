@@ -14,8 +14,7 @@ from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.protocol import ObjectStore
 from holdfast.progress import Progress
 from holdfast.repo.format.layout import MAX_GENERATION
-from holdfast.repo.names.snapshots import read_snapshot
-from holdfast.repo.names.tags import set_tag
+from holdfast.repo.names.snapshots import read_snapshot, set_tag
 from holdfast.repo.upkeep.prune import Pruned, PrunePlan, apply_prune_in_groups
 from tests.cli.runs import Cli, digest_tree
 from tests.kit.standing import LEASE_ID, put_lease

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.cli.verbs.search.tree import describe_tree, list_tree
+from holdfast.cli.verbs.ls import describe_tree, list_tree
 from tests.cli.runs import Cli, mask
 from tests.kit.committed import make_committed
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 import holdfast
 from holdfast import Store
-from holdfast.distributed.talk.liveness import PeerWatch
+from holdfast.distributed.talk.call_ids import PeerWatch
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.testing.faults import Fault, FaultyStore
 from tests.distributed.conftest import World

@@ -12,7 +12,7 @@ from typing import Final
 from unittest import mock
 
 from holdfast.distributed.talk import store_rounds
-from holdfast.distributed.talk.liveness import PeerWatch
+from holdfast.distributed.talk.call_ids import PeerWatch
 from holdfast.errors import RankFailure
 
 _INTERVAL_S: Final = 0.02

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast import json_text
 from holdfast.cli.verbs import doctor
-from holdfast.files import cuts
+from holdfast.files import keep
 from holdfast.objects import protocol
 from holdfast.repo.format import chunk, columns, layout, record
 from holdfast.repo.names import leases, snapshots
@@ -30,7 +30,7 @@ LIMITS = [
     ("format.md", r"of up to (\d+) bytes\.", chunk.INLINE_BYTES),
     ("format.md", r"a save MUST renew its lease at least every (\d+) seconds", int(leases.RENEW_S)),
     ("format.md", r"a lease without a new generation for (\d+) seconds may be", int(leases.EXPIRE_S)),
-    ("format.md", r"where each tensor of (\d+) KiB or more begins", cuts.MIN_TENSOR_BYTES // KIB),
+    ("format.md", r"where each tensor of (\d+) KiB or more begins", keep.MIN_TENSOR_BYTES // KIB),
     ("trees.md", r"Containers nest at most (\d+) deep", outline.MAX_TREE_DEPTH),
     ("trees.md", r"text that is not valid Unicode; bytes of at most (\d+)", encoding.MAX_INLINE),
     ("trees.md", r"surrogates passed\) and bytes of more than (\d+)", encoding.MAX_INLINE),

@@ -31,7 +31,7 @@ _NAMED: Final = re.compile(r"(?<![\w/.@{}<>*-])(?:\.\./)*((?:[\w.-]+/)+[\w.-]*\w
 _DOTTED: Final = re.compile(r"(?<![\w/.@-])holdfast(?:\.[A-Za-z_]\w*)+(?!\.\w)")
 _TOPS: Final = ("src", "tests", "docs", "bench", "examples", "attacks", ".ci")
 _SUFFIXES: Final = (".py", ".md", ".json", ".yml", ".txt", ".css", ".png", "/")
-_OF_THE_READER: Final = {"warm_up.py"}
+_OF_THE_READER: Final = {"evaluate.py", "warm_up.py"}
 """Scripts that a page imagines."""
 
 

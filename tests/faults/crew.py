@@ -13,8 +13,7 @@ from typing import Protocol
 from holdfast.errors import HoldfastError
 from holdfast.objects.url import open_store
 from holdfast.repo.handle.repository import init_repository
-from holdfast.repo.names.snapshots import read_snapshot
-from holdfast.repo.names.tags import set_tag
+from holdfast.repo.names.snapshots import read_snapshot, set_tag
 from tests.faults.scenario import Content, save_content
 from tests.kit.patience import PATIENCE_S
 

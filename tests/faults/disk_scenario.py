@@ -11,8 +11,7 @@ from holdfast.errors import HoldfastError
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.format.layout import BAD, INDEX, LEASES, MARKS
 from holdfast.repo.format.record import encode_record
-from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
-from holdfast.repo.names.tags import delete_tag, set_tag
+from holdfast.repo.names.snapshots import delete_snapshot, delete_tag, read_snapshot, set_tag
 from tests.faults.scenario import ENCODED, INIT, Content, State, check_store, random_bytes, read_state, save_content
 from tests.kit.power import SimulatedDisk
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.errors import LeaseLost, NotFound
-from holdfast.objects.local.local_store import LocalStore
-from holdfast.objects.local.lock import LockWait
+from holdfast.objects.local.local_store import LocalStore, LockWait
 from holdfast.repo.names.snapshots import delete_snapshot
 from holdfast.repo.upkeep.collect import Rules, collect
 from tests.faults.scenario import random_bytes, save_content

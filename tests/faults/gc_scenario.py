@@ -10,12 +10,10 @@ from holdfast.repo.format.layout import INDEX, MARKS, PACKS, generation_key, lea
 from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.generations import create_generation
 from holdfast.repo.names.roots import read_live
-from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
-from holdfast.repo.names.tags import set_tag
-from holdfast.repo.upkeep.collect import Rules, collect
+from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot, set_tag
+from holdfast.repo.upkeep.collect import Rules, collect, publish_mark
 from holdfast.repo.upkeep.prune import Keep, apply_prune, read_prune_plan
 from holdfast.repo.upkeep.repair import apply_repair, plan_repair
-from holdfast.repo.upkeep.sweep import publish_mark
 from holdfast.repo.upkeep.transfer import apply_repack, copy_snapshot, plan_repack
 from holdfast.testing.faults import Crashed, Fault, FaultyStore
 from tests.faults.damage import flip

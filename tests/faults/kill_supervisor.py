@@ -14,8 +14,7 @@ import sys
 from holdfast.objects.url import is_url, open_store
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import open_repository
-from holdfast.repo.names.snapshots import read_snapshot
-from holdfast.repo.names.tags import set_tag
+from holdfast.repo.names.snapshots import read_snapshot, set_tag
 from holdfast.repo.write.writer import Request, WriteOptions, save
 from tests.filesystems.places import open_place
 

@@ -13,11 +13,18 @@ from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.compression import Compression
 from holdfast.repo.handle.config import read_config
 from holdfast.repo.handle.repository import init_repository, open_repository
-from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot, iter_names, read_snapshot
-from holdfast.repo.names.tags import Tag, delete_tag, iter_tags, set_tag
+from holdfast.repo.names.snapshots import (
+    CommittedSnapshot,
+    Tag,
+    delete_snapshot,
+    delete_tag,
+    iter_names,
+    iter_tags,
+    read_snapshot,
+    set_tag,
+)
 from holdfast.repo.read.reader import open_snapshot
-from holdfast.repo.upkeep.check import Checker
-from holdfast.repo.upkeep.findings import Finding
+from holdfast.repo.upkeep.check import Checker, Finding
 from holdfast.repo.write.writer import Request, SaveResult, WriteOptions, save
 from tests.kit.deltas import trained
 from tests.kit.encoded import halves

@@ -11,8 +11,7 @@ from types import TracebackType
 
 from typing_extensions import Self
 
-from holdfast.objects.local.local_store import LocalStore
-from holdfast.objects.local.lock import LockWait
+from holdfast.objects.local.local_store import LocalStore, LockWait
 from holdfast.objects.protocol import ObjectStore
 from tests.faults.hooked_store import HookedStore
 

@@ -22,7 +22,7 @@ _PRELUDE = """
 import os, signal, sys, threading, time
 import torch
 import holdfast
-from holdfast.snapshot.save import staging
+from holdfast.snapshot import staging
 store = holdfast.open(sys.argv[1])
 tree = {str(number): torch.full((50_000,), float(number)) for number in range(20)}
 real_save = staging.save

@@ -19,8 +19,7 @@ from holdfast.repo.format.record import encode_record
 from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.generations import create_generation
 from holdfast.repo.names.roots import read_live
-from holdfast.repo.names.snapshots import delete_snapshot, read_name, read_snapshot
-from holdfast.repo.names.tags import set_tag
+from holdfast.repo.names.snapshots import delete_snapshot, read_name, read_snapshot, set_tag
 from holdfast.repo.read.reader import open_snapshot
 from holdfast.repo.upkeep.collect import Rules, collect
 from holdfast.repo.upkeep.prune import Keep, apply_prune, read_prune_plan

@@ -10,11 +10,10 @@ from typing import Final
 import pytest
 
 from holdfast.objects.local.local_store import LocalStore
-from holdfast.objects.local.naming import TEMP_PREFIX
+from holdfast.objects.local.upload import TEMP_PREFIX
 from holdfast.repo.format.layout import CONFIG
 from holdfast.repo.handle.config import read_config
-from holdfast.repo.names.snapshots import read_snapshot
-from holdfast.repo.names.tags import read_tag, set_tag
+from holdfast.repo.names.snapshots import read_snapshot, read_tag, set_tag
 from tests.faults.crew import Crew, InitTask, SaveTask, TagTask
 from tests.faults.scenario import Content, check_store, holds, random_bytes, read_state, save_content
 

@@ -24,10 +24,10 @@ _WARM: Final = """
 import gc, json, os, resource, shutil, signal, sys, threading
 import torch
 import holdfast
-from holdfast.content import batch_writer
+from holdfast.content import batch as batch_writer
 from holdfast.content_store import ContentStoreWriter
 from holdfast.formats import background
-from holdfast.snapshot.save import staging
+from holdfast.snapshot import staging
 
 root, work, ends = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 found = {}

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.objects.local.files import PosixFiles
 from holdfast.objects.local.local_store import LocalStore
-from holdfast.objects.local.naming import TEMP_PREFIX
+from holdfast.objects.local.upload import TEMP_PREFIX
 from holdfast.testing.faults import Fault
 from tests.faults.fault_loop import Run, find_wrong, iter_runs
 from tests.faults.scenario import DELETE, FIRST_SAVE, MOVE_TAG, OVERWRITE, SAVE_ENCODED, Verb, read_state

@@ -18,12 +18,11 @@ from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import CONFIG, INDEX, MANIFESTS, PACKS, SNAPSHOTS, ManifestRef, manifest_key
-from holdfast.repo.format.manifest import read_manifest
-from holdfast.repo.format.manifest_encoding import encode_manifest
+from holdfast.repo.format.manifest import encode_manifest, read_manifest
 from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.snapshots import read_snapshot
-from holdfast.snapshot.load.options import LoadOptions
-from holdfast.snapshot.view.lazy import Snapshot
+from holdfast.snapshot.batches import LoadOptions
+from holdfast.snapshot.lazy import Snapshot
 from holdfast.store import OpenOptions, Store
 from holdfast.trees.registered import Types
 from tests.faults.damage import replace as replace_object

@@ -11,8 +11,7 @@ import pytest
 from holdfast.errors import HoldfastError, NameInUse
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.protocol import ObjectStore
-from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
-from holdfast.repo.names.tags import set_tag
+from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot, set_tag
 from holdfast.testing.faults import FaultyStore
 from tests.faults.hooked_store import HookedStore
 from tests.faults.scenario import (

@@ -22,8 +22,7 @@ from holdfast.objects.url import open_store
 from holdfast.repo.format.chunk import ChunkRef
 from holdfast.repo.format.entry import Entry, digest_snapshot
 from holdfast.repo.handle.config import read_config
-from holdfast.repo.names.snapshots import CommittedSnapshot, iter_names
-from holdfast.repo.names.tags import read_tag
+from holdfast.repo.names.snapshots import CommittedSnapshot, iter_names, read_tag
 from tests.faults import kill_supervisor
 from tests.faults.scenario import check_store, read_content
 from tests.faults.soak_supervisor import read_cpu_s

@@ -11,9 +11,8 @@ from holdfast.errors import NotAStore, NotFound
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.format.chunk import RAW
 from holdfast.repo.handle.config import read_config
-from holdfast.repo.names.snapshots import read_snapshot
-from holdfast.repo.names.tags import set_tag
-from holdfast.repo.read.copies import iter_footers
+from holdfast.repo.names.snapshots import read_snapshot, set_tag
+from holdfast.repo.read.any_copy import iter_footers
 from holdfast.repo.upkeep.collect import collect
 from holdfast.testing.faults import Crashed
 from tests.faults.disk_scenario import (

@@ -22,8 +22,7 @@ from holdfast.repo.format.layout import (
     new_lease_id,
 )
 from holdfast.repo.format.record import encode_record
-from holdfast.repo.names.snapshots import CommittedSnapshot, iter_names, read_snapshot
-from holdfast.repo.names.tags import read_tag, set_tag
+from holdfast.repo.names.snapshots import CommittedSnapshot, iter_names, read_snapshot, read_tag, set_tag
 from holdfast.testing.faults import Crashed, Fault, FaultyStore
 from tests.faults.damage import DAMAGES, DELETED, EMPTIED, HALVED, SCRAMBLED, ZEROED, Damage, flip, replace, swap
 from tests.faults.scenario import (

@@ -14,8 +14,7 @@ from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.names.leases import Lease
 from holdfast.repo.names.roots import iter_needed
 from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
-from holdfast.repo.upkeep.collect import Rules, collect
-from holdfast.repo.upkeep.sweep import publish_mark
+from holdfast.repo.upkeep.collect import Rules, collect, publish_mark
 from tests.faults.scenario import Content, check_store, holds, random_bytes, read_state, save_content
 from tests.faults.stopping import IMPATIENT, CountingStore, Stopped
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holdfast.objects.local.files import Files, PosixFiles
 from holdfast.objects.local.local_store import LocalStore
-from holdfast.objects.local.naming import FileNamer, Naming
+from holdfast.objects.local.upload import FileNamer, Naming
 
 
 def needs_single_writer(folder: Path) -> bool:

@@ -8,9 +8,8 @@ from typing import Final
 import torch
 
 from holdfast.digest import Digest, hash_bytes
-from holdfast.tensors.device_digest.pieces import DevicePiece, Part
+from holdfast.tensors.device_digest.pieces import DevicePiece, Part, Runs, digest_by_tree
 from holdfast.tensors.device_digest.side_stream import HostLink
-from holdfast.tensors.device_digest.tree import Runs, digest_by_tree
 from tests.kit import fake_accelerator
 
 # At once: torch does not know the name of a device before it has it.

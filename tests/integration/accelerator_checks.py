@@ -15,12 +15,11 @@ from holdfast.errors import Mismatch
 from holdfast.repo.format.grid import Extent, cut_extent
 from holdfast.repo.handle.repository import MIN_BUDGET_BYTES
 from holdfast.repo.read.reader import SnapshotReader, WriteObserver
-from holdfast.snapshot.load import cast
+from holdfast.snapshot import entries
 from holdfast.store import Store
-from holdfast.tensors.device_digest import digests
-from holdfast.tensors.device_digest.choice import choose_backend, list_accelerators
-from holdfast.tensors.device_digest.digests import digest
-from holdfast.trees.move import move_to_device
+from holdfast.tensors.device_digest import choice
+from holdfast.tensors.device_digest.choice import choose_backend, digest, list_accelerators
+from holdfast.trees.apply import move_to_device
 from tests.cli.runs import Cli
 from tests.integration.accelerator import ACCELERATOR, DEVICE, digest_quickly
 from tests.integration.device_tree import (
@@ -41,7 +40,7 @@ from tests.kit.tensors import assert_same_tensor
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute digests by a kernel of the fake device, except in tests of the backend that is made of operations."""
     if "by_operations" not in request.fixturenames:
-        monkeypatch.setattr(digests, "find_backend", lambda *_: digest_quickly)
+        monkeypatch.setattr(choice, "find_backend", lambda *_: digest_quickly)
 
 
 @pytest.fixture
@@ -388,10 +387,10 @@ def test_a_cast_is_made_where_fewer_bytes_have_to_be_moved(
         moved.append(memory.nbytes)
         return move_to_device(memory, device)
 
-    monkeypatch.setattr(cast, "move_to_device", meter)
+    monkeypatch.setattr(entries, "move_to_device", meter)
     found = store.load("x", device=DEVICE, dtype=dtype)
 
-    assert moved == [12 * min(4, dtype.itemsize)]
+    assert moved == [12 * min(4, dtype.itemsize), found["n"].nbytes]
     assert set(devices_of(found)) == {DEVICE}
     assert torch.equal(found["base"].cpu(), base.to(dtype))
     assert torch.equal(found["row"].cpu(), base[1].to(dtype))

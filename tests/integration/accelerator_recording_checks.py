@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.capture.compare.asserting import assert_runs_match
+from holdfast.capture.compare.compare import assert_runs_match
 from holdfast.capture.record import observer
 from holdfast.capture.record.observer import RecordingWarning
 from holdfast.capture.record.replay import hash_all

@@ -19,9 +19,9 @@ from holdfast.objects.local.local_store import LocalStore
 from holdfast.repo.format.layout import PACKS
 from holdfast.repo.handle.repository import MIN_BUDGET_BYTES
 from holdfast.repo.upkeep.collect import Rules
-from holdfast.snapshot.save import device_digests
+from holdfast.snapshot import save as device_digests
 from holdfast.store import Store
-from holdfast.tensors.device_digest import digests
+from holdfast.tensors.device_digest import choice
 from holdfast.tensors.device_digest.pieces import DevicePiece
 from tests.integration.accelerator import ACCELERATOR, DEVICE, digest_quickly
 from tests.kit.dcp_calls import ALONE
@@ -48,7 +48,7 @@ ways = pytest.mark.parametrize("save_tree", WAYS, ids=lambda way: way.__name__)
 
 @pytest.fixture(autouse=True)
 def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "find_backend", lambda *_: digest_quickly)
+    monkeypatch.setattr(choice, "find_backend", lambda *_: digest_quickly)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ INLINE_BYTES: Final = 4
 
 def count_digests(tree: Any) -> int:
     """Return how many digests of a tree are computed on the device: of chunks, and of random bytes beside them."""
-    from holdfast.snapshot.save.save import SaveOptions, make_request
+    from holdfast.snapshot.save import SaveOptions, make_request
     from holdfast.trees.registered import Types
 
     request = device_digests.add_digests(make_request("count", tree, SaveOptions(), Types()))
@@ -209,7 +209,7 @@ def test_when_most_is_new_everything_is_copied_at_once(store: Store, monkeypatch
         calls.append(len(pieces))
         return digest_quickly(pieces)
 
-    monkeypatch.setattr(digests, "find_backend", lambda *_: note)
+    monkeypatch.setattr(choice, "find_backend", lambda *_: note)
     tree = {str(at): torch.randn(100_000).to(DEVICE) for at in range(8)}
     counts = []
     for number in range(5):
@@ -234,7 +234,7 @@ def test_a_kernel_that_is_wrong_once_fails_the_save_and_stores_nothing(
         found = digest_quickly(pieces)
         return [*found[:-1], hash_bytes(b"wrong")]
 
-    monkeypatch.setattr(digests, "find_backend", lambda *_: break_new)
+    monkeypatch.setattr(choice, "find_backend", lambda *_: break_new)
     for save_tree in WAYS:
         with pytest.raises(SourceChanged, match="its device computes wrong digests"):
             save_tree(store, "run/2", tree)
@@ -292,7 +292,7 @@ def test_a_device_without_memory_for_digests_saves_all_the_same(store: Store, mo
     def fail(_: object) -> list[Digest]:
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr(digests, "find_backend", lambda *_: fail)
+    monkeypatch.setattr(choice, "find_backend", lambda *_: fail)
     tree = make_model(4)
 
     store.save("a", tree)
@@ -307,7 +307,7 @@ def test_a_device_that_returns_a_wrong_digest_is_copied(
     def fail(_: object) -> list[Digest]:
         raise DeviceFault("a wrong digest of random bytes")
 
-    monkeypatch.setattr(digests, "find_backend", lambda *_: fail)
+    monkeypatch.setattr(choice, "find_backend", lambda *_: fail)
     tree = make_model(4)
 
     with pytest.warns(UserWarning, match="saved from copies in host memory"):

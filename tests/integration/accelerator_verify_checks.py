@@ -15,11 +15,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 import holdfast
 from holdfast.dcp import StorageReader
 from holdfast.errors import Corrupt, DigestMismatch
-from holdfast.snapshot.load import cells
+from holdfast.snapshot import batches
 from holdfast.store import Store
-from holdfast.tensors.device_digest.choice import choose_backend
-from holdfast.tensors.device_digest.digests import digest_pieces
-from holdfast.tensors.device_digest.tree import digest_by_tree
+from holdfast.tensors.device_digest.choice import choose_backend, digest_pieces
+from holdfast.tensors.device_digest.pieces import digest_by_tree
 from tests.integration.accelerator import ACCELERATOR, DEVICE, QuickKernels
 from tests.integration.device_tree import assert_same_tree, make_tree
 from tests.kit.exports import damage_packs
@@ -32,7 +31,7 @@ SIZE = TREE["large"].nbytes
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr(cells, "digest_pieces", partial(digest_by_tree, kernels=QuickKernels(), device=DEVICE))
+    monkeypatch.setattr(batches, "digest_pieces", partial(digest_by_tree, kernels=QuickKernels(), device=DEVICE))
     store = holdfast.open(tmp_path / "ckpts")
     store.save("x", TREE)
     yield store
@@ -98,7 +97,7 @@ def test_every_kind_of_tensor_is_loaded(store: Store) -> None:
 
 
 def test_nothing_but_digests_is_copied_to_the_host(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cells, "digest_pieces", digest_pieces)
+    monkeypatch.setattr(batches, "digest_pieces", digest_pieces)
     choose_backend(DEVICE)
     ACCELERATOR.bytes_to_host = 0
 

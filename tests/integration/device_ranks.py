@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 import holdfast
-from holdfast.snapshot.save import device_digests
-from holdfast.tensors.device_digest import digests
+from holdfast.snapshot import save
+from holdfast.tensors.device_digest import choice
 from holdfast.tensors.device_digest.choice import BackendChoice
 from tests.kit import fake_accelerator
 
@@ -32,9 +32,9 @@ class Device:
         self.accelerator = ACCELERATOR
         # For good: the process is a rank's own. The choice would try torch's operations, which takes seconds.
         patch = pytest.MonkeyPatch()
-        for module in (digests, device_digests):
+        for module in (choice, save):
             patch.setattr(module, "choose_backend", lambda _: BackendChoice("torch", "a test"))
-        patch.setattr(digests, "find_backend", lambda *_: digest_quickly)
+        patch.setattr(choice, "find_backend", lambda *_: digest_quickly)
 
     def count_copied(self, folder: Path, name: str, tree: Any, way: Way) -> int:
         """Save a tree, and return the bytes that were copied to the host."""

@@ -8,8 +8,7 @@ from typing import Final
 import pytest
 
 from holdfast.repo.format.layout import LEASES, MANIFESTS, PACKS
-from holdfast.repo.names.leases import Lease
-from holdfast.repo.names.marks import read_marked
+from holdfast.repo.names.leases import Lease, read_marked
 from holdfast.repo.write.transaction import Transaction
 from tests.interleaving.at_once import BusyMemoryStore, run_backwards
 from tests.interleaving.scenes import CROWDS, PATIENT, REUSE, SCENES, Scene, collect_part, prepare_dead

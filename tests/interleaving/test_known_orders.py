@@ -9,8 +9,7 @@ from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.layout import LEASES, PACKS, SNAPSHOTS
 from holdfast.repo.names.roots import LeaseView, is_settled, read_leases
 from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
-from holdfast.repo.upkeep.collect import collect
-from holdfast.repo.upkeep.sweep import fence
+from holdfast.repo.upkeep.collect import collect, fence
 from tests.faults.hooked_store import HookedStore, nth, once
 from tests.faults.scenario import save_content
 from tests.interleaving.scenes import COLLECT, DEAD, EAGER, NEW, OLD, OTHER, OVERWRITE, OVERWRITE_TOO

@@ -16,20 +16,21 @@ from holdfast.repo.format.layout import LEASES, SNAPSHOTS, generation_key
 from holdfast.repo.names import roots
 from holdfast.repo.names.leases import Lease
 from holdfast.repo.names.roots import Live
+from holdfast.repo.upkeep import collect
 from holdfast.repo.upkeep import collect as collecting
-from holdfast.repo.upkeep import sweep
 from holdfast.repo.write.transaction import Transaction
 from tests.interleaving.scenes import COLLECT, OVERWRITE, SCENES, prepare_dead
 from tests.interleaving.schedule import Bounds, Stretch, direct
 from tests.interleaving.theatre import Theatre, explore
 
 ONE_SWITCH: Final = Bounds((1, 1))
+_SWEEP: Final = collect.sweep
 
 
-def _sweep_without_mark(store: ObjectStore, mark: sweep.Mark, live: Live) -> list[str]:
+def _sweep_without_mark(store: ObjectStore, mark: collect.Mark, live: Live) -> list[str]:
     for generation in (1, 0):
         store.delete(generation_key(mark.stem, generation))
-    return sweep.sweep(store, mark, live)
+    return _SWEEP(store, mark, live)
 
 
 def _wait_for_nobody(_store: ObjectStore, _waiting: object, *, expire_s: float) -> list[object]:

@@ -13,9 +13,8 @@ from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.generations import iter_stems
 from holdfast.repo.names.roots import is_present, iter_needed, read_leases
 from holdfast.repo.names.snapshots import CommittedSnapshot, iter_names
-from holdfast.repo.upkeep.collect import collect
+from holdfast.repo.upkeep.collect import collect, iter_marks
 from holdfast.repo.upkeep.repair import rebuild_index
-from holdfast.repo.upkeep.sweep import iter_marks
 from tests.faults.scenario import Content, check_store, read_content, save_content
 from tests.interleaving.scenes import EAGER, Part
 from tests.interleaving.schedule import Outcome, Run

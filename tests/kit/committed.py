@@ -8,9 +8,9 @@ from dataclasses import replace
 from holdfast.digest import Digest, hash_bytes
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
-from holdfast.query.evaluate import holds
 from holdfast.query.expression import parse_expression
 from holdfast.query.facts import Facts
+from holdfast.query.select import holds
 from holdfast.repo.format.layout import ManifestRef, new_file_id, new_lease_id, new_write_id
 from holdfast.repo.names.snapshots import CommittedSnapshot, commit_snapshot, read_name
 

@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 
 from holdfast.digest import Digest, hash_bytes
 from holdfast.tensors.device_digest import pieces
-from holdfast.tensors.device_digest.choice import DigestBackend
-from holdfast.tensors.device_digest.digests import digest, digest_pieces
-from holdfast.tensors.device_digest.pieces import DeviceBytes, DevicePiece, Part
+from holdfast.tensors.device_digest.choice import DigestBackend, digest, digest_pieces
+from holdfast.tensors.device_digest.pieces import DeviceBytes, DevicePiece, Kernels, Part
 from holdfast.tensors.device_digest.side_stream import SideStream
-from holdfast.tensors.device_digest.tree import Kernels
 from tests.kit.blake3_reference import hash_leaf
 
 CPU: Final = torch.device("cpu")

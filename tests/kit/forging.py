@@ -11,7 +11,7 @@ from holdfast.repo.format import pack as pack_module
 from holdfast.repo.format.chunk import Location
 from holdfast.repo.format.columns import ColumnType, Table, column, decode_table, encode_table
 from holdfast.repo.format.entry import Entry
-from holdfast.repo.format.manifest_encoding import encode_manifest
+from holdfast.repo.format.manifest import encode_manifest
 from holdfast.repo.format.pack import HEADER, TRAILER, PackedChunk, encode_header
 from tests.kit.saving import PACK_ID, inline_ref, packed_ref
 

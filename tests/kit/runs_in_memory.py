@@ -13,7 +13,7 @@ from holdfast.capture.stored.runs import Run, RunFacts
 from holdfast.capture.stored.segments import compute_root, format_leaf
 from holdfast.digest import fingerprint
 from holdfast.errors import NotFound
-from holdfast.snapshot.load.reused import ReusedMemory
+from holdfast.snapshot.load import ReusedMemory
 
 
 def make_run(facts: RunFacts, events: Iterable[Event], tensors: Mapping[str, torch.Tensor] | None = None) -> Run:

@@ -31,7 +31,7 @@ from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, read_snapshot
 from holdfast.repo.read.reader import SnapshotReader
-from holdfast.repo.upkeep.findings import Finding
+from holdfast.repo.upkeep.check import Finding
 from holdfast.repo.write.writer import Request, SaveResult, WriteOptions, save
 from holdfast.testing.faults import FaultyStore
 

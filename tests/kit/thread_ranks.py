@@ -13,7 +13,7 @@ from holdfast.errors import RankError, RankFailure
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.write.world import GatherStep
 from holdfast.repo.write.writer import SaveResult, save
-from holdfast.snapshot.save.save import SaveOptions
+from holdfast.snapshot.save import SaveOptions
 from holdfast.trees.registered import Types
 from tests.kit.patience import PATIENCE_S
 

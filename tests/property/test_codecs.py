@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from holdfast.errors import Corrupt
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.chunk import BLOSC2
-from holdfast.repo.format.codecs.codec import ITEM_SIZES, LEAST_BYTES, WORTH_SHARE, CodecLevel, decode, encode
+from holdfast.repo.format.codec import ITEM_SIZES, LEAST_BYTES, WORTH_SHARE, CodecLevel, decode, encode
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.compression import LEVELS, Compression
 from holdfast.repo.read.reader import SnapshotReader

@@ -11,9 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import BadExpression
-from holdfast.query.evaluate import holds
 from holdfast.query.expression import parse_expression
-from holdfast.query.select import parse_query, select
+from holdfast.query.select import holds, parse_query, select
 from tests.kit.committed import make_one_fact
 
 ABSENT: Final = object()

@@ -16,8 +16,7 @@ from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.chunk import CHUNK_BYTES, DELTA, RAW, Base, ChunkRef, Location
 from holdfast.repo.format.columns import ColumnType, Letter, column, decode_table, encode_table
 from holdfast.repo.format.entry import Entry, digest_snapshot
-from holdfast.repo.format.manifest import decode_manifest
-from holdfast.repo.format.manifest_encoding import encode_manifest
+from holdfast.repo.format.manifest import decode_manifest, encode_manifest
 from holdfast.repo.format.pack import PackBuilder, PackedChunk, read_footer
 from holdfast.repo.format.record import decode_record, encode_record
 from holdfast.repo.handle.index import BlockCache, Fragment, encode_fragment

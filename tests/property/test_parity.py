@@ -32,12 +32,10 @@ from holdfast import content_store
 from holdfast.distributed.checkpoint.module_sync import sync_module_states, verify_shapes_across_ranks
 from holdfast.distributed.talk.collectives import Collectives
 from holdfast.repo.format.boxes import add, subtract
-from holdfast.tensors.sharding.sharded import find_state_dict_object, find_tensor_shard
+from holdfast.tensors.sharding import find_state_dict_object, find_tensor_shard
 from holdfast.tensors.storage import alloc_storage, assert_logged, free_storage, is_allocated
-from holdfast.trees.apply import apply_to_tensors
-from holdfast.trees.kwargs import pack_kwargs, unpack_kwargs
-from holdfast.trees.move import cast_floating, move_to_device, to_kwargs
-from holdfast.trees.rename import replace_by_prefix
+from holdfast.trees.apply import apply_to_tensors, cast_floating, move_to_device, pack_kwargs, to_kwargs, unpack_kwargs
+from holdfast.trees.pick import replace_by_prefix
 from tests.kit.capabilities import needs_ability
 
 CPU: Final = torch.device("cpu")

@@ -32,7 +32,7 @@ def small_chunks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in ("format.chunk", "format.source", "format.manifest", "format.pack"):
             patch.setattr(f"holdfast.repo.{module}.CHUNK_BYTES", SMALL_CHUNK)
-        for module in ("format.chunk", "write.shares", "read.reader"):
+        for module in ("format.chunk", "write.packing", "read.reader"):
             patch.setattr(f"holdfast.repo.{module}.UNIT_BYTES", 4 * SMALL_CHUNK)
         patch.setattr("holdfast.repo.format.pack.PACK_LIMIT_BYTES", 20 * SMALL_CHUNK)
         yield

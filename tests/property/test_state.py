@@ -12,7 +12,7 @@ from hypothesis import given
 
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.source import cut_sources
-from holdfast.snapshot.save.save import SaveOptions, make_request
+from holdfast.snapshot.save import SaveOptions, make_request
 from holdfast.store import Store
 from holdfast.trees.registered import Types
 from tests.kit.tensors import assert_same_tensor, find_facts

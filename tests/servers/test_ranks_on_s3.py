@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import holdfast
-from holdfast.tensors.sharding.sharded import shard
+from holdfast.tensors.sharding import shard
 from holdfast.testing.ranks import run_ranks
 from tests.kit.patience import PATIENCE_S, RUN_S
 from tests.servers.conftest import PlaceOf

@@ -18,10 +18,15 @@ from holdfast.query import stored
 from holdfast.query.select import parse_query, read_facts, select
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import open_repository
-from holdfast.repo.names.listed import list_user_names
-from holdfast.repo.names.record_cache import RecordCache
-from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot, iter_user_names, read_snapshot
-from holdfast.repo.names.tags import delete_tag, set_tag
+from holdfast.repo.names.listed import RecordCache, list_user_names
+from holdfast.repo.names.snapshots import (
+    CommittedSnapshot,
+    delete_snapshot,
+    delete_tag,
+    iter_user_names,
+    read_snapshot,
+    set_tag,
+)
 from holdfast.repo.upkeep.collect import Rules, collect
 from holdfast.repo.write.writer import Request, WriteOptions, save
 

@@ -23,9 +23,8 @@ from holdfast.mirror import setting as mirror_setting
 from holdfast.mirror import worker as mirror_worker
 from holdfast.mirror.mirror import Mirror
 from holdfast.mirror.plan import DeletedName, MirrorListing, MirrorRefusal
-from holdfast.mirror.recorded import RecordedMirror
 from holdfast.mirror.retention import keep_unmirrored
-from holdfast.mirror.setting import MirrorSetting
+from holdfast.mirror.setting import MirrorSetting, RecordedMirror
 from holdfast.mirror.upload import UploadJob, UploadReport, upload_all
 from holdfast.mirror.worker import UploadWorker
 from holdfast.objects.memory import MemoryStore, VirtualClock

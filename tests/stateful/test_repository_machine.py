@@ -24,12 +24,19 @@ from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.names.generations import iter_stems
 from holdfast.repo.names.leases import EXPIRE_S
 from holdfast.repo.names.roots import is_settled, iter_needed, read_leases
-from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot, iter_names, read_snapshot
-from holdfast.repo.names.tags import Tag, delete_tag, iter_tags, set_tag
-from holdfast.repo.upkeep.collect import Rules, collect, plan_collect
+from holdfast.repo.names.snapshots import (
+    CommittedSnapshot,
+    Tag,
+    delete_snapshot,
+    delete_tag,
+    iter_names,
+    iter_tags,
+    read_snapshot,
+    set_tag,
+)
+from holdfast.repo.upkeep.collect import Rules, collect, iter_marks, plan_collect, publish_mark
 from holdfast.repo.upkeep.prune import Keep, apply_prune, read_prune_plan
 from holdfast.repo.upkeep.repair import apply_repair, plan_repair, rebuild_index
-from holdfast.repo.upkeep.sweep import iter_marks, publish_mark
 from holdfast.repo.upkeep.transfer import apply_repack, copy_snapshot, plan_repack
 from holdfast.repo.write.writer import Request, WriteOptions, save
 from holdfast.testing.faults import Crashed, Fault, FaultyStore

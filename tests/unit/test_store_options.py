@@ -11,8 +11,8 @@ import pytest
 
 import holdfast
 from holdfast import Store
+from holdfast.capture.compare.align import Bounds
 from holdfast.capture.compare.compare import DiffOptions
-from holdfast.capture.compare.verdicts import Bounds
 from holdfast.capture.record.options import make_options
 from holdfast.checkpointing import ManagerOptions
 from holdfast.compile_cache.choices import CompilerOptions
@@ -22,12 +22,11 @@ from holdfast.formats.export import ExportOptions
 from holdfast.formats.importing import ImportOptions
 from holdfast.repo.upkeep.prune import make_keep
 from holdfast.repo.write.writer import WriteOptions
-from holdfast.series.follow import FollowOptions
-from holdfast.series.publish import PublishOptions
+from holdfast.series import FollowOptions, PublishOptions
 from holdfast.serving.server import StoreServer
+from holdfast.snapshot.batches import LoadOptions
 from holdfast.snapshot.into.plan import IntoOptions
-from holdfast.snapshot.load.options import LoadOptions
-from holdfast.snapshot.save.save import SaveOptions
+from holdfast.snapshot.save import SaveOptions
 from holdfast.store import OpenOptions
 
 

@@ -57,15 +57,15 @@ def _declare(name: str, parser: ArgumentParser) -> None:  # noqa: C901 - a table
         case "init":
             from holdfast.cli.verbs.names import declare_init as declare
         case "ls":
-            from holdfast.cli.verbs.search.ls import declare_ls as declare
+            from holdfast.cli.verbs.ls import declare_ls as declare
         case "show":
             from holdfast.cli.verbs.show import declare_show as declare
         case "log":
-            from holdfast.cli.verbs.search.log import declare_log as declare
+            from holdfast.cli.verbs.log import declare_log as declare
         case "follow":
-            from holdfast.cli.verbs.search.follow import declare_follow as declare
+            from holdfast.cli.verbs.follow import declare_follow as declare
         case "bisect":
-            from holdfast.cli.verbs.search.bisect import declare_bisect as declare
+            from holdfast.cli.verbs.bisect import declare_bisect as declare
         case "diff":
             from holdfast.cli.verbs.diff import declare_diff as declare
         case "put":
@@ -104,11 +104,11 @@ def _declare_upkeep(name: str, parser: ArgumentParser) -> None:  # noqa: C901 - 
         case "check":
             from holdfast.cli.verbs.check import declare_check as declare
         case "repair":
-            from holdfast.cli.verbs.stores.repair import declare_repair as declare
+            from holdfast.cli.verbs.repair import declare_repair as declare
         case "copy":
-            from holdfast.cli.verbs.stores.repair import declare_copy as declare
+            from holdfast.cli.verbs.repair import declare_copy as declare
         case "mirror":
-            from holdfast.cli.verbs.stores.mirror import declare_mirror as declare
+            from holdfast.cli.verbs.mirror import declare_mirror as declare
         case "cache":
             from holdfast.cli.verbs.cache import declare_cache as declare
         case "run":
@@ -118,9 +118,9 @@ def _declare_upkeep(name: str, parser: ArgumentParser) -> None:  # noqa: C901 - 
         case "doctor":
             from holdfast.cli.verbs.doctor import declare_doctor as declare
         case "completion":
-            from holdfast.cli.verbs.shell.completion import declare_completion as declare
+            from holdfast.cli.verbs.completion import declare_completion as declare
         case "help":
-            from holdfast.cli.verbs.shell.help import declare_help as declare
+            from holdfast.cli.verbs.help import declare_help as declare
         case _:
             raise AssertionError(f"no module declares the verb {name!r}")
     declare(parser)

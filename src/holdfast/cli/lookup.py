@@ -21,11 +21,12 @@ from holdfast.repo.names.snapshots import (
     CommittedSnapshot,
     DamagedName,
     iter_names,
+    iter_tags,
     iter_user_names,
     read_name,
     read_snapshot,
+    read_tag,
 )
-from holdfast.repo.names.tags import iter_tags, read_tag
 from holdfast.texts import list_some
 
 

@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _answer_shell() -> None:
     """Tell the shell what may follow the command line that it has put into a variable, and end the process."""
-    from holdfast.cli.verbs.shell.completion import answer_shell
+    from holdfast.cli.verbs.completion import answer_shell
 
     answer_shell(build_parser(os.environ["COMP_LINE"].split()), _choose_store)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, TextIO
 from holdfast.json_text import Json
 from holdfast.objects.disk_cache import DiskCache
 from holdfast.progress import Progress, Silent
-from holdfast.repo.stages import Stages
+from holdfast.repo.engine import Stages
 from holdfast.texts import count as count  # noqa: PLC0414 - the verbs import it from here
 from holdfast.texts import format_bytes as format_bytes  # noqa: PLC0414 - the verbs import it from here
 from holdfast.texts import format_utc as format_utc  # noqa: PLC0414 - the verbs import it from here

@@ -204,7 +204,7 @@ class CompileCache:
             if not is_old or variant.key_digest in self._recorded:
                 return
             self._recorded.add(variant.key_digest)
-        from holdfast.compile_cache.artifacts.last_use import record_use
+        from holdfast.compile_cache.artifacts.storing import record_use
 
         threading.Thread(target=record_use, args=(self.repo, [variant]), name="holdfast-use", daemon=True).start()
 

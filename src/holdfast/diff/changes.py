@@ -1,4 +1,4 @@
-"""The differences between two snapshots, as values: which leaves differ, in what, and by how much."""
+"""The differences between two snapshots, as values and as JSON: which leaves differ, in what, and by how much."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Final, Literal
 
 from holdfast.diff.facts import LeafFacts
 from holdfast.digest import Digest
-from holdfast.display.markup import Card, render_card
-from holdfast.display.readable import readable_repr
-from holdfast.json_text import Json
+from holdfast.display.markup import Card, readable_repr, render_card
+from holdfast.json_text import Json, describe_number
 from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.texts import format_bytes
 
@@ -202,3 +201,54 @@ class Diff:
         """Return a summary in one line."""
         counts = (len(self.added), len(self.removed), len(self.changed), self.equal)
         return "{} added, {} removed, {} changed, {} equal".format(*counts)
+
+
+def describe_diff(diff: Diff) -> dict[str, Json]:
+    """Return a diff as JSON, with all changes."""
+    return {**summarize_diff(diff), "changes": [describe_change(change) for change in diff.changes]}
+
+
+def summarize_diff(diff: Diff) -> dict[str, Json]:
+    """Return both snapshots and the counts of a diff as JSON."""
+    return {
+        "a": {"name": diff.a.name, "digest": diff.a.digest.hex()},
+        "b": {"name": diff.b.name, "digest": diff.b.digest.hex()},
+        "is_equal": diff.is_equal,
+        "added": len(diff.added),
+        "removed": len(diff.removed),
+        "changed": len(diff.changed),
+        "equal": diff.equal,
+        "equal_bytes": diff.equal_bytes,
+        "shared_bytes": diff.shared_bytes,
+    }
+
+
+def describe_change(change: Change) -> dict[str, Json]:
+    """Return a change as JSON."""
+    return {
+        "name": change.name,
+        "path": list(change.path),
+        "kind": change.kind,
+        "before": change.before.describe() if change.before else None,
+        "after": change.after.describe() if change.after else None,
+        "aspects": [
+            {"what": aspect.what, "before": aspect.before, "after": aspect.after, "part": aspect.part}
+            for aspect in change.aspects
+        ],
+        "distances": [_describe_distance(distance) for distance in change.distances],
+    }
+
+
+def _describe_distance(distance: Distance) -> dict[str, Json]:
+    return {
+        "part": distance.part,
+        "unit": distance.unit,
+        "total": distance.total,
+        "mismatches": distance.mismatches,
+        "max_abs": describe_number(distance.max_abs),
+        "at": None if distance.at is None else list(distance.at),
+        "relative_l2": describe_number(distance.relative_l2),
+        "cosine": describe_number(distance.cosine),
+        "nan": list(distance.nan),
+        "inf": list(distance.inf),
+    }

@@ -14,24 +14,28 @@ from typing import Final, NamedTuple
 from holdfast.diff.changes import Aspect, Change, Diff
 from holdfast.diff.facts import (
     Content,
+    EntryBytes,
     EntryTable,
     LeafEntry,
     LeafFacts,
+    ReadableEntry,
     find_facts,
+    find_layout,
+    find_stride,
+    is_same,
     is_stored,
     join_role,
     parse_leaf,
     parse_shape,
 )
-from holdfast.diff.items import EntryBytes, ReadableEntry, find_layout, find_stride, is_same
 from holdfast.errors import NotFound
 from holdfast.json_text import Json, canonical_json
 from holdfast.repo.format.entry import ChunkTable
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
-from holdfast.repo.read.read_ahead import ReadAhead
 from holdfast.repo.read.reader import open_snapshot
-from holdfast.snapshot.load.opened import Opened
+from holdfast.repo.read.stream import ReadAhead
+from holdfast.snapshot.opened import Opened
 from holdfast.texts import shorten
 from holdfast.trees.outline import ITEMS_START, KEYED_START, Leaf, has_children, iter_leaves, key_text
 from holdfast.trees.pick import matches

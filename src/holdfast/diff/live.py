@@ -18,9 +18,8 @@ from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.read.reader import open_snapshot
 from holdfast.repo.write.writer import Request, hash_request
 from holdfast.snapshot.leaves import GRAD, PICKLE
-from holdfast.snapshot.load.opened import Opened
-from holdfast.snapshot.save.device_digests import add_digests
-from holdfast.snapshot.save.save import Leaves, SaveOptions, make_leaves, verify_whole
+from holdfast.snapshot.opened import Opened
+from holdfast.snapshot.save import Leaves, SaveOptions, add_digests, make_leaves, verify_whole
 from holdfast.trees.outline import TREE
 from holdfast.trees.registered import Types
 

@@ -15,16 +15,15 @@ from typing import Final, NamedTuple
 import torch
 
 from holdfast.diff.compare import PathKey, TreeSide, open_side
-from holdfast.diff.facts import LeafFacts
-from holdfast.diff.items import ReadableEntry, is_filled, is_too_repetitive, iter_tiles, list_chunks
+from holdfast.diff.facts import LeafFacts, ReadableEntry, is_filled, is_too_repetitive, iter_tiles, list_chunks
 from holdfast.diff.values import StoredValues, count_repeats, open_values
 from holdfast.repo.format.chunk import UNIT_BYTES, ChunkRef
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.read.reader import open_snapshot
-from holdfast.snapshot.load.batches import iter_batches
-from holdfast.snapshot.load.opened import Opened
+from holdfast.snapshot.batches import iter_batches
+from holdfast.snapshot.opened import Opened
 from holdfast.tensors.memory import wrap_memory
 
 FindGroup = Callable[[str, LeafFacts], str | None]

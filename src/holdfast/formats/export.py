@@ -16,14 +16,12 @@ from holdfast import __version__
 from holdfast.errors import BadName, NameInUse
 from holdfast.files.keep import verify_target
 from holdfast.formats.receipt import Receipt, TensorDigest, write_receipt
-from holdfast.formats.writing.copying import TensorCopier
+from holdfast.formats.writing.copying import ExportWork, TensorCopier, WrittenExport
 from holdfast.formats.writing.dcp_folder import export_dcp
 from holdfast.formats.writing.plan import plan_tensors, select_tree
-from holdfast.formats.writing.pretrained import export_hf
-from holdfast.formats.writing.safetensors_file import export_safetensors
+from holdfast.formats.writing.safetensors_file import export_hf, export_safetensors
 from holdfast.formats.writing.target import RECEIPT_NAME, RECEIPT_SUFFIX, ExportTarget
 from holdfast.formats.writing.torch_file import export_torch
-from holdfast.formats.writing.work import ExportWork, WrittenExport
 from holdfast.objects.local.files import Files, PosixFiles
 from holdfast.objects.url import verify_path
 from holdfast.progress import Progress, Silent
@@ -31,9 +29,9 @@ from holdfast.repo.files import is_below
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.read.reader import open_snapshot
-from holdfast.snapshot.load.cast import verify_dtype
-from holdfast.snapshot.load.opened import Opened
-from holdfast.tensors.dtypes import find_dtype
+from holdfast.snapshot.entries import verify_dtype
+from holdfast.snapshot.opened import Opened
+from holdfast.tensors.spec import find_dtype
 
 _WRITERS: Final[Mapping[str, Callable[[ExportWork, str], WrittenExport]]] = {
     "safetensors": export_safetensors,

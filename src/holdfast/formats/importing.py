@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+import math
 import os
+import threading
 import time
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
 
 import torch
+from blake3 import blake3
 
 from holdfast import __version__
-from holdfast.digest import Digest
-from holdfast.errors import BadName, Mismatch, NotFound, Unsupported
-from holdfast.formats.imported import FileOrigin, ImportedFile, ImportedTensor, decode_file, decode_tensor
+from holdfast.digest import Digest, parse_digest
+from holdfast.errors import BadName, Corrupt, Mismatch, NotFound, Unsupported
+from holdfast.formats.digests import (
+    CellDigest,
+    StreamDigest,
+    WaitingRoom,
+    add_cast_errors,
+    cut_cells,
+    find_stored_digest,
+)
+from holdfast.formats.reading.byte_ranges import ByteReader, Geometry, gather, iter_gathered, view_items
 from holdfast.formats.reading.detect import open_checkpoint
-from holdfast.formats.reading.found import FoundCheckpoint, iter_named_tensors, map_tree
-from holdfast.formats.reading.placeholders import Placeholders, StoredStorage, TensorForm, make_tensor
-from holdfast.formats.receipt import CarriedFile, LeftOut, Receipt, ReceiptTensor
-from holdfast.formats.stream_digest import WaitingRoom
+from holdfast.formats.reading.found import (
+    FoundCheckpoint,
+    Placeholders,
+    StoredStorage,
+    TensorForm,
+    iter_named_tensors,
+    make_tensor,
+    map_tree,
+)
+from holdfast.formats.receipt import CarriedFile, CastErrors, LeftOut, Receipt, ReceiptTensor, TensorDigest
+from holdfast.json_text import Json
 from holdfast.objects.url import verify_path
 from holdfast.progress import Progress
-from holdfast.repo.files import is_below
+from holdfast.repo.files import FileSource, is_below
+from holdfast.repo.format.boxes import cut_rows, volume, whole
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.source import Source
 from holdfast.repo.handle.repository import Repository
@@ -29,11 +50,321 @@ from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.read.reader import open_snapshot
 from holdfast.repo.write.writer import Request, SaveResult, save
 from holdfast.snapshot.pickled import load_trusted_file
-from holdfast.snapshot.save.save import SaveOptions, make_request
-from holdfast.tensors.sources import TensorSource
-from holdfast.tensors.spec import find_role
+from holdfast.snapshot.save import SaveOptions, make_request
+from holdfast.tensors.memory import view_bytes, view_raw, wrap_memory
+from holdfast.tensors.sources import SourceForm, TensorSource
+from holdfast.tensors.spec import (
+    TensorSpec,
+    contiguous_stride,
+    count_bytes,
+    decode_spec,
+    dtype_name,
+    find_role,
+    item_bytes,
+    number_bytes,
+)
+from holdfast.trees.pick import plan_names
 from holdfast.trees.registered import Types
-from holdfast.trees.rename import plan_names
+
+NOTE: Final = "import"
+"""The key, in the note of an entry, of what its receipt says. Notes are no part of a snapshot's digest."""
+Read = Callable[[int, int], memoryview]
+
+
+class Cast:
+    """Casts the items of one tensor, and measures by how much that changes them."""
+
+    def __init__(self, dtype: torch.dtype, cast_to: torch.dtype) -> None:
+        self.dtype, self.cast_to = dtype, cast_to
+        self._lock = threading.Lock()
+        self._max_abs = self._max_rel = 0.0
+        self._overflowed: dict[int, int] = {}
+
+    @property
+    def errors(self) -> CastErrors:
+        """The errors of all items that were cast so far."""
+        return CastErrors(self._max_abs, self._max_rel, sum(self._overflowed.values()))
+
+    def apply(self, data: memoryview, start: int) -> memoryview:
+        """Return items in the new dtype; `start` is the position of the first one, in bytes of the source."""
+        before = wrap_memory(data).view(self.dtype)
+        after = before.to(self.cast_to)
+        self._add_errors(add_cast_errors(CastErrors(0.0, 0.0), before, after), start)
+        return view_bytes(after.view(torch.uint8))
+
+    def _add_errors(self, errors: CastErrors, start: int) -> None:
+        with self._lock:
+            # By position, because a piece may be read more than once.
+            self._overflowed[start] = errors.num_overflowed
+            self._max_abs = max(self._max_abs, errors.max_abs)
+            self._max_rel = max(self._max_rel, errors.max_rel)
+
+
+@dataclass(frozen=True, slots=True)
+class FileOrigin:
+    """Where a tensor of an import comes from."""
+
+    name_in_files: str
+    file: str
+
+
+class ImportedTensor:
+    """A tensor of an import: a source that the save reads, and the facts for the receipt, which reading collects."""
+
+    def __init__(
+        self, planned: TensorSource, stored: StoredStorage | None, origin: FileOrigin, room: WaitingRoom
+    ) -> None:
+        """Read `planned` from files if `stored` is given, otherwise from memory."""
+        self.name, self.alias = planned.name, planned.alias
+        self.form: SourceForm = planned.form
+        self._origin = origin
+        self._cast = Cast(stored.dtype, stored.cast_to) if stored and stored.dtype and stored.cast_to else None
+        self._read = planned.read if stored is None else _make_read(planned, stored.reader, self._cast)
+        self._note: Json = None
+        self._streams = _Streams(self.form, self._cast, room) if _is_c_order(self.form) else None
+        self._apart = None if self._streams else _digest_apart(planned, stored, self._cast)
+
+    def rename(self, planned: TensorSource, origin: FileOrigin) -> ImportedTensor:
+        """Return the same tensor under another name; what is read of the one is known of the other."""
+        other = copy(self)
+        other.name, other.alias, other.form, other._origin = planned.name, planned.alias, planned.form, origin
+        return other
+
+    @property
+    def size_bytes(self) -> int:
+        """The number of bytes."""
+        return self.form.size_bytes
+
+    @property
+    def spec(self) -> Json:
+        """The spec of the tensor, as JSON."""
+        return self.form.spec
+
+    @property
+    def cuts(self) -> Sequence[int]:
+        """The offsets at which chunks end."""
+        return self.form.cuts
+
+    @property
+    def item_bytes(self) -> int:
+        """The size of one number of the tensor."""
+        return number_bytes(self.form.tensor_spec.dtype)
+
+    @property
+    def note(self) -> Json:
+        """What the receipt says of this tensor; None until every byte has been read."""
+        if self._note is None:
+            digests = self._streams.finish() if self._streams else self._apart
+            self._note = None if digests is None else {NOTE: self._encode_note(digests)}
+        return self._note
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Return the bytes from `start` to `stop`, and digest them if the digests of chunks will not do."""
+        if self._cast is None:
+            data = self._read(start, stop)
+        else:
+            data = self._read_cast(self._cast, start, stop)
+        if self._streams and self._streams.result:
+            self._streams.result.add(start, data)
+        return data
+
+    def _read_cast(self, cast: Cast, start: int, stop: int) -> memoryview:
+        before, after = item_bytes(cast.dtype), item_bytes(cast.cast_to)
+        low, high = start // after, -(-stop // after)
+        original = self._read(low * before, high * before)
+        if self._streams and self._streams.source:
+            self._streams.source.add(low * before, original)
+        return cast.apply(original, low * before)[start - low * after : stop - low * after]
+
+    def _encode_note(self, digests: _Digests) -> Json:
+        note: dict[str, Json] = {"name": self._origin.name_in_files, "file": self._origin.file}
+        if digests.result is not None:
+            note["digest"] = digests.result.hex()
+        if self._cast:
+            assert digests.source is not None, "the source of a cast has a digest of its own"
+            errors = self._cast.errors
+            note["cast"] = {
+                "dtype": dtype_name(self._cast.dtype),
+                "digest": digests.source.hex(),
+                "max_abs": errors.max_abs,
+                "max_rel": errors.max_rel,
+                "num_overflowed": errors.num_overflowed,
+            }
+        return note
+
+
+class _Digests(NamedTuple):
+    """The digests of a tensor that the digests of its chunks do not tell."""
+
+    source: Digest | None
+    """None if it is that of the result."""
+    result: Digest | None
+    """None if it follows from the chunks."""
+
+
+class _Streams:
+    """The digests of a tensor whose entry has its items in C order."""
+
+    def __init__(self, form: SourceForm, cast: Cast | None, room: WaitingRoom) -> None:
+        spec = form.tensor_spec
+        self.result: StreamDigest | None = None
+        self.source: StreamDigest | None = None
+        if not spec.meta and list(form.cuts) != cut_cells(spec.dtype, spec.shape):
+            # It overlaps with other tensors, whose edges cut it as well.
+            self.result = StreamDigest(form.size_bytes, room, CellDigest(spec.dtype, spec.shape))
+        if cast:
+            size_bytes = form.size_bytes // item_bytes(cast.cast_to) * item_bytes(cast.dtype)
+            self.source = StreamDigest(size_bytes, room, CellDigest(cast.dtype, spec.shape))
+
+    def finish(self) -> _Digests | None:
+        """Return the digests, once every byte has been read."""
+        streams = (self.source, self.result)
+        found = _Digests(*(stream.finish() if stream else None for stream in streams))
+        is_done = all(digest or not stream for stream, digest in zip(streams, found, strict=True))
+        return found if is_done else None
+
+
+def _is_c_order(form: SourceForm) -> bool:
+    """Return whether the bytes of an entry are exactly the items of its tensor, in C order."""
+    spec = form.tensor_spec
+    if spec.meta:
+        return True
+    if form.size_bytes != count_bytes(spec.dtype, math.prod(spec.shape)):
+        return False
+    return spec.packed or spec.stride == contiguous_stride(spec.shape)
+
+
+def _find_geometry(spec: TensorSpec, dtype: torch.dtype, offset: int) -> Geometry:
+    return Geometry(item_bytes(dtype), spec.shape, spec.stride, offset)
+
+
+def _make_read(planned: TensorSource, reader: ByteReader, cast: Cast | None) -> Read:
+    """Return how to read bytes of the entry, before the cast, from a storage in files."""
+    spec = planned.form.tensor_spec
+    dtype = cast.dtype if cast else spec.dtype
+    if spec.packed:
+        return _make_packed_read(planned, reader, dtype)
+    # The plan counts in bytes of the dtype that is saved.
+    start = planned.start // item_bytes(spec.dtype) * item_bytes(dtype)
+    return lambda low, high: reader.read(start + low, start + high)
+
+
+def _make_packed_read(planned: TensorSource, reader: ByteReader, dtype: torch.dtype) -> Read:
+    """Return how to read a tensor with gaps between its items: the items in C order, a block of rows at a time."""
+    spec, tensor = planned.form.tensor_spec, planned.tensor
+    size = item_bytes(dtype)
+    kept = [dim for dim, (length, step) in enumerate(zip(spec.shape, spec.stride, strict=True)) if step or length == 1]
+    shape, stride = tuple(spec.shape[dim] for dim in kept), tuple(spec.stride[dim] for dim in kept)
+    geometry = Geometry(size, shape, stride, int(tensor.storage_offset()))
+    boxes = cut_rows(whole(shape), shape, item_bytes(spec.dtype))
+    counts = [volume(box) for box in boxes]
+    ends = list(accumulate(counts))
+
+    def read(start: int, stop: int) -> memoryview:
+        first, last = start // size, -(-stop // size)
+        found = [
+            view_items(gather(reader, geometry, box))[
+                max(0, (first - end + count) * size) : (last - end + count) * size
+            ]
+            for box, count, end in zip(boxes, counts, ends, strict=True)
+            if end > first and end - count < last
+        ]
+        data = found[0] if len(found) == 1 else memoryview(bytearray().join(found))
+        return data[start - first * size : stop - first * size]
+
+    return read
+
+
+def _digest_apart(planned: TensorSource, stored: StoredStorage | None, cast: Cast | None) -> _Digests:
+    """Return the digests of a tensor whose entry has other bytes than its items in C order; reads it now."""
+    spec = planned.form.tensor_spec
+    source = CellDigest(cast.dtype, spec.shape) if cast else None
+    result = CellDigest(spec.dtype, spec.shape)
+    for piece, start in _iter_c_order(planned, stored, cast):
+        if source:
+            source.update(piece)
+        result.update(cast.apply(piece, start) if cast else piece)
+    return _Digests(source.digest() if source else None, result.digest())
+
+
+def _iter_c_order(
+    planned: TensorSource, stored: StoredStorage | None, cast: Cast | None
+) -> Iterator[tuple[memoryview, int]]:
+    """Yield the items in C order, in pieces, each with its position in bytes."""
+    spec, tensor = planned.form.tensor_spec, planned.tensor
+    at = 0
+    if stored is None:
+        yield view_bytes(view_raw(tensor.detach()).contiguous().view(-1).view(torch.uint8)), 0
+        return
+    dtype = cast.dtype if cast else spec.dtype
+    for piece in iter_gathered(stored.reader, _find_geometry(spec, dtype, int(tensor.storage_offset()))):
+        yield piece, at
+        at += len(piece)
+
+
+class ImportedFile:
+    """A file that is carried along, digested while the save reads it."""
+
+    def __init__(self, inner: FileSource, room: WaitingRoom) -> None:
+        self._inner = inner
+        self._stream = StreamDigest(inner.size_bytes, room, blake3())
+        self._note: Json = None
+        self.name, self.size_bytes, self.spec = inner.name, inner.size_bytes, inner.spec
+        self.alias, self.cuts, self.item_bytes = inner.alias, inner.cuts, inner.item_bytes
+
+    @property
+    def note(self) -> Json:
+        """The modification time, and the digest once every byte has been read."""
+        if self._note is None:
+            digest = self._stream.finish()
+            if digest is None:
+                return self._inner.note
+            self._note = {**self._inner.note, NOTE: {"digest": digest.hex()}}
+        return self._note
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Return the bytes from `start` to `stop`, and digest them."""
+        data = self._inner.read(start, stop)
+        self._stream.add(start, data)
+        return data
+
+
+def decode_tensor(entry: Entry) -> ReceiptTensor | None:
+    """Return what the receipt says of an entry; None if it was not imported as a tensor."""
+    name, note = entry.name, entry.note
+    found = note.get(NOTE) if isinstance(note, dict) else None
+    if not isinstance(found, dict) or "name" not in found:
+        return None
+    spec = decode_spec(entry.spec, size_bytes=entry.size_bytes, what=name)
+    digest = _parse(found["digest"], name) if "digest" in found else _find_digest(entry, spec)
+    result = TensorDigest(dtype_name(spec.dtype), spec.shape, digest)
+    cast = found.get("cast")
+    if cast is None:
+        return ReceiptTensor(name, found["name"], found["file"], result, result)
+    source = TensorDigest(cast["dtype"], spec.shape, _parse(cast["digest"], name))
+    errors = CastErrors(cast["max_abs"], cast["max_rel"], cast["num_overflowed"])
+    return ReceiptTensor(name, found["name"], found["file"], source, result, errors)
+
+
+def _find_digest(entry: Entry, spec: TensorSpec) -> Digest:
+    shape = (0,) if spec.meta else spec.shape
+    digest = find_stored_digest(entry, spec.dtype, shape)
+    if digest is None:
+        raise Corrupt(f"{entry.name!r}: its note has no digest for the receipt of the import; run `holdfast check`")
+    return digest
+
+
+def _parse(text: Json, name: str) -> Digest:
+    return parse_digest(text, where=name)
+
+
+def decode_file(entry: Entry) -> CarriedFile | None:
+    """Return what the receipt says of a carried file; None if the entry is none."""
+    found = entry.note.get(NOTE) if isinstance(entry.note, dict) else None
+    if not isinstance(found, dict) or "name" in found or "digest" not in found:
+        return None
+    return CarriedFile(entry.name, entry.size_bytes, _parse(found["digest"], entry.name))
+
 
 IMPORT: Final = "import"
 """The key of the facts about an import in the environment of its snapshot."""

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeVar
 from holdfast.digest import Digest, hash_kind, parse_digest, short_hex
 from holdfast.errors import BadFile, Corrupt
 from holdfast.json_text import Json, canonical_json, parse_json
-from holdfast.objects.local.naming import new_temp_name
+from holdfast.objects.local.upload import new_temp_name
 from holdfast.objects.url import verify_path
 
 ReceiptKind = Literal["import", "export"]

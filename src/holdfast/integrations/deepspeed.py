@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 
 from holdfast.errors import NotFound, Unsupported
+from holdfast.integrations.frameworks import RequiredLibrary, call_together
 from holdfast.integrations.marker import (
     Marker,
     encode_marker,
@@ -19,8 +20,6 @@ from holdfast.integrations.marker import (
     read_marker,
     write_marker,
 )
-from holdfast.integrations.missing import RequiredLibrary
-from holdfast.integrations.together import call_together
 from holdfast.store import Store
 
 with RequiredLibrary("DeepSpeed", "deepspeed"):

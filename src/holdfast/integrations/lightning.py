@@ -18,6 +18,7 @@ from holdfast.distributed.checkpoint.checkpoint import World
 from holdfast.distributed.checkpoint.training import training_state
 from holdfast.distributed.dcp.install import read_place
 from holdfast.errors import AmbiguousName, Mismatch, NameInUse, NotFound, Unsupported
+from holdfast.integrations.frameworks import RequiredLibrary
 from holdfast.integrations.marker import (
     Marker,
     encode_marker,
@@ -26,10 +27,9 @@ from holdfast.integrations.marker import (
     read_marker,
     write_marker,
 )
-from holdfast.integrations.missing import RequiredLibrary
 from holdfast.json_text import Json
 from holdfast.objects.url import is_url
-from holdfast.snapshot.view.lazy import Snapshot
+from holdfast.snapshot.lazy import Snapshot
 from holdfast.store import Store
 from holdfast.store import open as open_store
 from holdfast.trees.outline import Leaf

@@ -12,8 +12,8 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from holdfast.errors import NotFound, Unsupported
+from holdfast.integrations.frameworks import RequiredLibrary
 from holdfast.integrations.marker import Marker, encode_marker, open_store_of, read_marker, write_marker
-from holdfast.integrations.missing import RequiredLibrary
 from holdfast.json_text import Json
 from holdfast.store import Store
 from holdfast.store import open as open_store

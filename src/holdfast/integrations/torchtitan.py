@@ -9,9 +9,8 @@ from typing import Any, Final
 import torch
 
 from holdfast.errors import Mismatch, Unsupported
-from holdfast.integrations.missing import RequiredLibrary
-from holdfast.integrations.together import call_together
-from holdfast.snapshot.view.lazy import Snapshot
+from holdfast.integrations.frameworks import RequiredLibrary, call_together
+from holdfast.snapshot.lazy import Snapshot
 from holdfast.store import open as open_store
 from holdfast.texts import list_some
 

@@ -14,11 +14,11 @@ from typing import Any, Final
 from holdfast.checkpointing import CheckpointManager, ManagerOptions, load_first_intact
 from holdfast.distributed.checkpoint.training import RankRng, TrainingState, training_state
 from holdfast.errors import Mismatch, Unsupported
-from holdfast.integrations.missing import RequiredLibrary
+from holdfast.integrations.frameworks import RequiredLibrary
 from holdfast.json_text import is_number
-from holdfast.snapshot.view.lazy import Snapshot
+from holdfast.snapshot.lazy import Snapshot
 from holdfast.store import Store
-from holdfast.tensors.sharding.sharded import PerRank, per_rank
+from holdfast.tensors.sharding import PerRank, per_rank
 
 with RequiredLibrary("Transformers with Accelerate", "transformers"):
     import accelerate  # noqa: F401  # the Trainer needs it, and would say so only when it is created

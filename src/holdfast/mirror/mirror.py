@@ -11,13 +11,9 @@ from typing import Any
 from holdfast.display.bars import make_progress
 from holdfast.errors import StoreError
 from holdfast.json_text import Json
-from holdfast.mirror.compare import compare_stores
-from holdfast.mirror.plan import MIRROR_NOTE
-from holdfast.mirror.recorded import record_mirror
-from holdfast.mirror.report import MirrorState, UploadNews
-from holdfast.mirror.setting import MirrorSetting, make_setting
-from holdfast.mirror.turn import UploadTurn
-from holdfast.mirror.upload import UploadJob, upload_all
+from holdfast.mirror.plan import MIRROR_NOTE, compare_stores
+from holdfast.mirror.setting import MirrorSetting, make_setting, record_mirror
+from holdfast.mirror.upload import MirrorState, UploadJob, UploadNews, UploadTurn, upload_all
 from holdfast.mirror.worker import UploadWorker
 from holdfast.progress import ProgressChoice
 from holdfast.repo.handle.repository import Repository

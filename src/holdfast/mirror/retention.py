@@ -11,18 +11,15 @@ from contextlib import closing
 from dataclasses import replace
 
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound, StoreError
-from holdfast.mirror.compare import read_there
-from holdfast.mirror.plan import LocalListing, MirrorListing, is_mirrored, plan_mirror
-from holdfast.mirror.recorded import RecordedMirror, read_mirrors
-from holdfast.mirror.setting import MirrorSetting
+from holdfast.mirror.plan import LocalListing, MirrorListing, is_mirrored, plan_mirror, read_there
+from holdfast.mirror.setting import MirrorSetting, RecordedMirror, read_mirrors
 from holdfast.mirror.worker import UploadWorker
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import manifest_key, pack_key
-from holdfast.repo.format.manifests_ahead import iter_manifests
-from holdfast.repo.format.rank_manifests import Manifests
+from holdfast.repo.format.rank_manifests import Manifests, iter_manifests
 from holdfast.repo.handle.config import read_config
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.marks import read_marked
+from holdfast.repo.names.leases import read_marked
 from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.upkeep.prune import PruneDecision, PrunePlan
 from holdfast.repo.upkeep.usage import iter_positions

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.digest import Buffer
-from holdfast.display.readable import readable_repr
+from holdfast.display.markup import readable_repr
 
 _log = logging.getLogger(__name__)
 

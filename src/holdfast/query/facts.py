@@ -1,4 +1,4 @@
-"""The fields of a snapshot that expressions, sort keys and columns name: its own, its metrics and its metadata."""
+"""The fields of a snapshot that expressions, sort keys and columns name, and records as JSON."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from holdfast.json_text import Json
 from holdfast.query.expression import FieldRef
-from holdfast.repo.names.snapshots import CommittedSnapshot
-from holdfast.repo.names.tags import Tag
+from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, Tag
+from holdfast.texts import format_utc
 
 MISSING: Final = object()
 """The value of a field that a snapshot does not have."""
@@ -123,3 +123,38 @@ def _find_below(values: Mapping[str, Json], path: tuple[str, ...]) -> Json:
             if found is not MISSING:
                 return found
     return MISSING
+
+
+_Found = TypeVar("_Found", CommittedSnapshot, Tag)
+
+
+def describe_snapshot(snapshot: CommittedSnapshot, tags: Iterable[Tag]) -> dict[str, Json]:
+    """Return a snapshot's record as JSON."""
+    return {
+        "name": snapshot.name,
+        "time": format_utc(snapshot.time_s),
+        "time_s": snapshot.time_s,
+        "entries": snapshot.num_entries,
+        "logical_bytes": snapshot.logical_bytes,
+        "digest": snapshot.digest.hex(),
+        "generation": snapshot.generation,
+        "tags": [tag.name for tag in tags if tag.snapshot_name == snapshot.name],
+        "metadata": snapshot.metadata,
+    }
+
+
+def split_damaged(found: Iterable[_Found | DamagedName]) -> tuple[list[_Found], list[DamagedName]]:
+    """Split a listing into intact and damaged items."""
+    intact: list[_Found] = []
+    damaged: list[DamagedName] = []
+    for item in found:
+        if isinstance(item, DamagedName):
+            damaged.append(item)
+        else:
+            intact.append(item)
+    return intact, damaged
+
+
+def describe_damage(name: DamagedName) -> dict[str, Json]:
+    """Return a damaged name as JSON."""
+    return {"key": name.stem, "error": str(name.error)}

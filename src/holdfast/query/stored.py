@@ -16,7 +16,7 @@ from typing import Final
 from holdfast.digest import Digest, fingerprint
 from holdfast.json_text import Json, canonical_json
 from holdfast.repo.format.layout import ManifestRef
-from holdfast.repo.names.record_cache import CachedRecord, RecordCache
+from holdfast.repo.names.listed import CachedRecord, RecordCache
 from holdfast.repo.names.snapshots import CommittedSnapshot
 
 MAX_FILE_BYTES: Final = 256 << 20

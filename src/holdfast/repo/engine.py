@@ -1,18 +1,22 @@
-"""Runs work on a thread for each core or request, and limits the bytes in progress; shared by reads and writes."""
+"""Runs work on a thread for each core or request, limits the bytes in progress, and measures the stages of work."""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
+from time import perf_counter
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 from typing_extensions import Self
 
+from holdfast.display.markup import readable_repr
 from holdfast.objects.thread_pool import Task, ThreadPool
 from holdfast.repo.format.chunk import UNIT_BYTES
 
@@ -178,3 +182,46 @@ def _parse_quota(line: str) -> float | None:
         return quota / period
     except (ValueError, ZeroDivisionError):
         return None  # "max", or a format of a later kernel
+
+
+StageName = Literal["hash", "encode", "look up", "append", "commit", "read", "decode", "verify"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Totals of one stage."""
+
+    seconds: float = 0.0
+    """Summed over threads, so it can exceed the elapsed time."""
+    size_bytes: int = 0
+    calls: int = 0
+
+    __repr__ = readable_repr
+
+
+class Stages:
+    """The stages of one handle. Safe in any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stages: dict[StageName, Stage] = {}
+
+    def add(self, name: StageName, seconds: float, size_bytes: int = 0) -> None:
+        """Add one call to a stage's totals."""
+        with self._lock:
+            before = self._stages.get(name, Stage())
+            self._stages[name] = Stage(before.seconds + seconds, before.size_bytes + size_bytes, before.calls + 1)
+
+    @contextmanager
+    def time(self, name: StageName, size_bytes: int = 0) -> Iterator[None]:
+        """Add the duration of a `with` block to a stage."""
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, perf_counter() - started, size_bytes)
+
+    def read(self) -> dict[StageName, Stage]:
+        """Return the totals of all stages that ran so far."""
+        with self._lock:
+            return dict(self._stages)

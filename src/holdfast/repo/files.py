@@ -16,11 +16,11 @@ from typing import BinaryIO, Final
 
 from typing_extensions import Self
 
-from holdfast.display.readable import readable_repr
+from holdfast.display.markup import readable_repr
 from holdfast.errors import BadName, HoldfastError, NameInUse, NotFound, SourceChanged
 from holdfast.json_text import Json
-from holdfast.objects.local.naming import UNSUPPORTED, new_temp_name
-from holdfast.objects.local.nofollow import SEARCH, open_directory
+from holdfast.objects.local.files import SEARCH, open_directory
+from holdfast.objects.local.upload import UNSUPPORTED, new_temp_name
 from holdfast.objects.url import verify_path
 from holdfast.progress import Progress, Silent
 from holdfast.repo.format.entry import Entry

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast import __version__
+from holdfast.compile_cache.artifacts.limits import StoredKey, read_stored
 from holdfast.errors import BadName, Corrupt, NotFound
 from holdfast.json_text import Json
 from holdfast.query.facts import Facts
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
-from holdfast.serving.answer import HttpAnswer, answer_json, answer_lines
-from holdfast.serving.answers.compiled import describe_miss
+from holdfast.serving.answer import ApiRequest, HttpAnswer, answer_json, answer_lines
+from holdfast.serving.answers.compiled import MAX_KEYS, describe_cache, describe_miss
 from holdfast.serving.answers.diffs import iter_diff
 from holdfast.serving.answers.outline import (
     MAX_LEAVES,
@@ -45,17 +47,197 @@ from holdfast.serving.answers.snapshots import (
     find_named,
     read_sizes,
 )
-from holdfast.serving.answers.upkeep import describe_activity, describe_requests, iter_check
-from holdfast.serving.listing import WatchedListing
-from holdfast.serving.recorded import RunsApi
-from holdfast.serving.remembered import RememberedValues
-from holdfast.serving.request import ApiRequest
-from holdfast.serving.space import SpaceApi
+from holdfast.serving.answers.upkeep import (
+    PlannedPrune,
+    describe_activity,
+    describe_prune,
+    describe_requests,
+    iter_check,
+    parse_keep,
+    plan_prune,
+)
+from holdfast.serving.remembered import RememberedValues, WatchedListing
 
 if TYPE_CHECKING:
-    from holdfast.serving.answers.runs import RunComparison
+    from holdfast.serving.answers.runs import RunComparison, RunOutline
+    from holdfast.serving.answers.sharing import LedgerReader, StoreSpace
     from holdfast.serving.answers.tensors import OpenTensor
-    from holdfast.snapshot.view.lazy import Snapshot
+    from holdfast.snapshot.lazy import Snapshot
+
+_MAX_REMEMBERED_EVENTS: Final = 100_000
+"""Events of all runs that are kept in memory, about 1 KiB each; a run with more is kept alone, and only in part."""
+_MAX_CHOSEN: Final = 400_000
+"""Positions of events that filters have chosen."""
+_MAX_FOUND: Final = 64
+_MAX_STEP: Final = 10**18 - 1
+
+
+class RunsApi:
+    """Answers requests about one recorded run. Safe in any thread."""
+
+    def __init__(self, repo: Repository, listing: WatchedListing, heavy: AbstractContextManager[Any]) -> None:
+        """Answer about a repository; `heavy` limits what is computed at once."""
+        self._repo = repo
+        self._listing = listing
+        self._heavy = heavy
+        self._outlines: RememberedValues[tuple[str, str], RunOutline] = RememberedValues(
+            _MAX_REMEMBERED_EVENTS, size_of=lambda outline: outline.size + 100
+        )
+        self._chosen: RememberedValues[tuple[str, str, str, int | None], Sequence[int]] = RememberedValues(
+            _MAX_CHOSEN, size_of=lambda positions: len(positions) + 100
+        )
+        self._found: RememberedValues[tuple[str, str], dict[str, Json]] = RememberedValues(_MAX_FOUND)
+        self.answers: Mapping[str, Callable[[ApiRequest], HttpAnswer]] = {
+            "run": self._answer_run,
+            "events": self._answer_events,
+            "nonfinite": self._answer_nonfinite,
+        }
+
+    def _find_key(self, request: ApiRequest) -> tuple[str, str]:
+        """Return what changes whenever a part of a run is stored, and the name of the run."""
+        return self._listing.read().runs_mark, request.read_required("name")
+
+    def _read(self, key: tuple[str, str]) -> RunOutline:
+        from holdfast.serving.answers.runs import read_outline
+
+        def read() -> RunOutline:
+            with self._heavy:
+                return read_outline(self._repo, key[1])
+
+        return self._outlines.find_or_compute(key, read)
+
+    def _answer_run(self, request: ApiRequest) -> HttpAnswer:
+        from holdfast.serving.answers.runs import describe_outline
+
+        return answer_json(describe_outline(self._read(self._find_key(request))))
+
+    def _answer_events(self, request: ApiRequest) -> HttpAnswer:
+        from holdfast.serving.answers.runs import MAX_EVENTS, choose_events, describe_events
+
+        page = request.read_page(200, most=MAX_EVENTS)
+        step = request.read_number("step", 0, most=_MAX_STEP) if request.read_text("step") else None
+        text = request.read_text("filter").strip()
+        key = self._find_key(request)
+        outline = self._read(key)
+        chosen = self._chosen.find_or_compute((*key, text, step), lambda: choose_events(outline, text, step))
+        with self._heavy:
+            return answer_json(describe_events(outline, chosen, step, *page))
+
+    def _answer_nonfinite(self, request: ApiRequest) -> HttpAnswer:
+        from holdfast.serving.answers.runs import describe_nonfinite
+
+        key = self._find_key(request)
+        outline = self._read(key)
+
+        def find() -> dict[str, Json]:
+            with self._heavy:
+                return describe_nonfinite(outline)
+
+        return answer_json(self._found.find_or_compute(key, find))
+
+
+_AGE_S: Final = 600.0
+"""Files that gc deletes do not change the state of the store, so what was computed is used for ten minutes at most."""
+_CACHE_AGE_S: Final = 60.0
+_MAX_DECISIONS: Final = 400_000
+"""Decisions of all plans that are remembered; a longer plan is kept alone."""
+_PAGE: Final = 2000
+
+
+class SpaceApi:
+    """Answers requests about space. Safe in any thread."""
+
+    def __init__(
+        self,
+        repo: Repository,
+        listing: WatchedListing,
+        heavy: AbstractContextManager[Any],
+        choose: Callable[[ApiRequest], Sequence[Facts]],
+    ) -> None:
+        """Answer about a repository; `heavy` limits what is computed at once, `choose` returns filtered snapshots."""
+        self._repo = repo
+        self._listing = listing
+        self._heavy = heavy
+        self._choose = choose
+        self._reader: LedgerReader | None = None
+        self._reading = threading.Lock()
+        self._fresh = 0
+        """How often somebody has asked for what the store contains now."""
+        self._space: RememberedValues[tuple[Hashable, ...], StoreSpace] = RememberedValues(1)
+        self._keys: RememberedValues[tuple[Hashable, ...], list[StoredKey]] = RememberedValues(1)
+        self._plans: RememberedValues[tuple[Hashable, ...], PlannedPrune] = RememberedValues(
+            _MAX_DECISIONS, size_of=lambda planned: len(planned.decisions) + 1
+        )
+        self.answers: Mapping[str, Callable[[ApiRequest], HttpAnswer]] = {
+            "usage": self._answer_usage,
+            "pairs": self._answer_pairs,
+            "shares": self._answer_shares,
+            "prune": self._answer_prune,
+            "cache": self._answer_cache,
+        }
+
+    def _find_time(self, age_s: float, *, fresh: bool = False) -> tuple[int, int]:
+        """Return what changes after a while, and with each request for a fresh answer."""
+        self._fresh += fresh
+        return int(self._repo.store.clock() / age_s), self._fresh
+
+    def _read(self, *, fresh: bool = False) -> StoreSpace:
+        key = (self._listing.read().mark, *self._find_time(_AGE_S, fresh=fresh))
+        return self._space.find_or_compute(key, self._compute)
+
+    def _compute(self) -> StoreSpace:
+        from holdfast.serving.answers.sharing import LedgerReader, read_space
+
+        # Requests for different states of the store may compute at the same time; the reader is for one thread.
+        with self._reading:
+            if self._reader is None:
+                self._reader = LedgerReader(self._repo)
+            with self._heavy:
+                return read_space(self._repo, self._reader)
+
+    def _answer_usage(self, request: ApiRequest) -> HttpAnswer:
+        from holdfast.serving.answers.sharing import describe_usage
+
+        page = request.read_page(_PAGE, most=_PAGE)
+        space = self._read(fresh=request.read_flag("fresh"))
+        return answer_json(describe_usage(space, request.read_text("sort", "-own_bytes"), *page))
+
+    def _answer_pairs(self, request: ApiRequest) -> HttpAnswer:
+        from holdfast.serving.answers.sharing import MAX_PAIRED, describe_pairs
+
+        page = request.read_page(MAX_PAIRED, most=MAX_PAIRED)
+        return answer_json(describe_pairs(self._read(), self._choose(request), *page))
+
+    def _answer_shares(self, request: ApiRequest) -> HttpAnswer:
+        from holdfast.serving.answers.sharing import describe_shares
+
+        page = request.read_page(_PAGE, most=_PAGE)
+        name = find_named(self._listing.read(), request.read_required("name")).snapshot.name
+        return answer_json(describe_shares(self._read(), name, request.read_text("sort", "-shared_bytes"), *page))
+
+    def _answer_prune(self, request: ApiRequest) -> HttpAnswer:
+        page = request.read_page(_PAGE, most=_PAGE)
+        keep, prefix = parse_keep(request), request.read_text("prefix")
+        space = self._read()
+
+        def plan() -> PlannedPrune:
+            with self._heavy:
+                return plan_prune(self._repo, keep, prefix, space.ledger)
+
+        key = (self._listing.read().mark, *self._find_time(_AGE_S), keep, prefix)
+        planned = self._plans.find_or_compute(key, plan)
+        return answer_json(describe_prune(planned, request.read_text("sort"), *page))
+
+    def _answer_cache(self, request: ApiRequest) -> HttpAnswer:
+        page = request.read_page(MAX_KEYS, most=MAX_KEYS)
+        key = self._find_time(_CACHE_AGE_S, fresh=request.read_flag("fresh"))
+        keys = self._keys.find_or_compute(key, self._read_keys)
+        return answer_json(describe_cache(keys, request.read_text("sort", "-used_s"), *page))
+
+    def _read_keys(self) -> list[StoredKey]:
+        with self._heavy:
+            return read_stored(self._repo.store)
+
 
 API: Final = "/api/v1/"
 REPORTS: Final = "/report/"
@@ -244,7 +426,7 @@ class StoreApi:
         return answer_json(describe_pieces(self._read_ranked(facts.snapshot), request.read_required("leaf"), *page))
 
     def _open(self, snapshot: CommittedSnapshot) -> Snapshot:
-        from holdfast.snapshot.view.lazy import Snapshot
+        from holdfast.snapshot.lazy import Snapshot
         from holdfast.trees.registered import Types
 
         return self._opened.find_or_compute(

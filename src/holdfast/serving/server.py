@@ -1,31 +1,173 @@
-"""The web server: owns the socket and the threads, and sends answers with headers that keep browsers strict."""
+"""The web server: owns the socket and threads, decides who may ask, and sends the page's files and answers."""
 
 from __future__ import annotations
 
 import errno
+import hmac
 import html
 import logging
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from socketserver import TCPServer
 from types import TracebackType
 from typing import Any, Final
 
 from typing_extensions import Self
 
-from holdfast.errors import StoreError
+from holdfast.errors import BadName, StoreError
 from holdfast.repo.handle.repository import Repository
-from holdfast.serving.access import Access, bracket, make_access, verify_host
-from holdfast.serving.answer import HttpAnswer, answer_error, answer_refusal, end_sentence
-from holdfast.serving.page_files import POLICY, find_page_file
-from holdfast.serving.request import MAX_TARGET_BYTES, parse_request
+from holdfast.serving.answer import (
+    MAX_TARGET_BYTES,
+    HttpAnswer,
+    answer_error,
+    answer_refusal,
+    end_sentence,
+    parse_request,
+)
 from holdfast.serving.routes import API, StoreApi
+
+LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+_HTTP_PORT: Final = 80
+_OWN_SITE: Final = ("same-origin", "none")
+"""Values of Sec-Fetch-Site for a request by the page itself, and for one that the user typed."""
+_BEARER: Final = "Bearer "
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is not answered: an HTTP status, and a sentence."""
+
+    status: int
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may ask: requests to one of these hosts, and for data, with the token."""
+
+    token: str
+    hosts: frozenset[str]
+    """Values of the Host header, each an address and the port. Any other value may be a rebound DNS name."""
+
+    def check(self, headers: Mapping[str, str], *, needs_token: bool) -> Refusal | None:
+        """Return why a request is refused, or None if it is not."""
+        if headers.get("Host", "").lower() not in self.hosts:
+            return Refusal(421, "This server answers only under the address that `holdfast serve` printed.")
+        origin = headers.get("Origin")
+        if origin is not None and origin.lower() not in {f"http://{host}" for host in self.hosts}:
+            return Refusal(403, "Pages of other sites may not read this store.")
+        if not needs_token:
+            return None
+        if headers.get("Sec-Fetch-Site", "none") not in _OWN_SITE:
+            return Refusal(403, "Pages of other sites may not read this store.")
+        given = headers.get("Authorization", "")
+        expected = _BEARER + self.token
+        # Compared as bytes, in constant time: a header may contain any character.
+        if not hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode()):
+            return Refusal(401, "The token is missing or wrong: open the address that `holdfast serve` printed.")
+        return None
+
+
+def make_access(token: str, host: str, port: int) -> Access:
+    """Return the access rules of a server that listens at an address and port."""
+    names = [bracket(name).lower() for name in (LOOPBACK if host in LOOPBACK else (host,))]
+    hosts = {f"{name}:{port}" for name in names}
+    # Browsers leave out the port of plain HTTP.
+    return Access(token, frozenset(hosts.union(names) if port == _HTTP_PORT else hosts))
+
+
+def verify_host(host: str) -> str:
+    """Return an address to listen on, as browsers write it; raises BadName for one that stands for all addresses."""
+    address = _find_address(host)
+    if not host or (address is not None and _is_everywhere(address)):
+        raise BadName(
+            f"{host!r} stands for every address of this machine, and the server must know under which it is asked:"
+            " name one address"
+        )
+    # A scope, as in fe80::1%eth0, is not part of the address.
+    return host if address is None or "%" in host else str(address)
+
+
+def _find_address(host: str) -> IPv4Address | IPv6Address | None:
+    """Return a numeric address in any notation that sockets take, such as 127.1 or ::0; None for a name."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        return ip_address(found[0][4][0])
+    except (OSError, UnicodeError, ValueError):
+        return None
+
+
+def _is_everywhere(address: IPv4Address | IPv6Address) -> bool:
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return address.is_unspecified or (mapped is not None and mapped.is_unspecified)
+
+
+def bracket(host: str) -> str:
+    """Return a host as it is written in a URL: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none';"
+    " form-action 'none'; frame-ancestors 'none'"
+)
+"""The content security policy of every answer: nothing is loaded from elsewhere, and no inline script runs."""
+_TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_REPORT: Final = ("report.css", "cursor.js", "elements.js", "histogram.js", "rows.js", "theme.js")
+"""Files that the page shares with the report on two runs."""
+_OWN: Final = (
+    "serve.css",
+    "icon.svg",
+    "api.js",
+    "cache.js",
+    "charts.js",
+    "compare.js",
+    "errors.js",
+    "grid.js",
+    "health.js",
+    "lineage.js",
+    "main.js",
+    "movement.js",
+    "pairs.js",
+    "prune.js",
+    "ranks.js",
+    "router.js",
+    "run.js",
+    "runs.js",
+    "sharing.js",
+    "snapshot.js",
+    "snapshots.js",
+    "tensor.js",
+)
+
+
+def find_page_file(path: str) -> HttpAnswer | None:
+    """Return the file of the page at a path of the server, or None if there is none."""
+    name = "index.html" if path == "/" else path.removeprefix("/page/")
+    # Compared with a list: no text of a request ever becomes a path.
+    if name not in ("index.html", *_REPORT, *_OWN) or path not in ("/", f"/page/{name}"):
+        return None
+    return HttpAnswer(200, f"{_TYPES[name.rpartition('.')[2]]}; charset=utf-8", _read(name))
+
+
+@cache
+def _read(name: str) -> bytes:
+    if name == "report.css":
+        return (files("holdfast.capture.report") / "page" / "page.css").read_bytes()
+    if name in _REPORT:
+        return (files("holdfast.capture.report") / "page" / name).read_bytes()
+    return (files("holdfast.serving") / "page" / name).read_bytes()
+
 
 _log = logging.getLogger(__name__)
 

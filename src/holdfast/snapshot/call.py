@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from holdfast.errors import Mismatch
-from holdfast.trees.kwargs import pack_kwargs, unpack_kwargs
-from holdfast.trees.move import cast_floating, to_kwargs
+from holdfast.trees.apply import cast_floating, pack_kwargs, to_kwargs, unpack_kwargs
 
 Result = TypeVar("Result")
 

@@ -25,12 +25,10 @@ from holdfast.errors import Corrupt, Unsupported
 from holdfast.json_text import DEFERRED, EncodedJson, Json, canonical_json
 from holdfast.repo.format.source import BytesSource, Source
 from holdfast.snapshot.pickled import pickle_value
-from holdfast.tensors.arrays import make_source
 from holdfast.tensors.composite import has_own_bytes, split
-from holdfast.tensors.sharding.meshes import Layouts
-from holdfast.tensors.sharding.shard_source import ShardSource, make_shard_source
-from holdfast.tensors.sharding.sharded import LocalLeaf, PerRank, Shard, describe
-from holdfast.tensors.sources import SourcePlan, group_equal
+from holdfast.tensors.shard_source import ShardSource, make_shard_source
+from holdfast.tensors.sharding import Layouts, LocalLeaf, PerRank, Shard, describe
+from holdfast.tensors.sources import SourcePlan, group_equal, make_source
 from holdfast.trees.encoding import decode_tree, encode_tree, refuse
 from holdfast.trees.outline import TreePath, join_name
 from holdfast.trees.registered import Types

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from holdfast.errors import HoldfastError, Mismatch
-from holdfast.trees.move import find_accelerator
+from holdfast.trees.apply import find_accelerator
 
 _WORDS: Final = np.dtype("<u4")
 _MAX_SEED: Final = 1 << 64

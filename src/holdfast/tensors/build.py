@@ -12,9 +12,8 @@ import torch
 
 from holdfast.errors import Corrupt
 from holdfast.repo.format.entry import Entry
-from holdfast.tensors.dtypes import item_bytes
 from holdfast.tensors.memory import ALIGNMENT, new_memory, new_sparse_memory, view_bytes, view_items, view_storage
-from holdfast.tensors.spec import TensorSpec, contiguous_stride, give_role, make_quantised
+from holdfast.tensors.spec import TensorSpec, contiguous_stride, give_role, item_bytes, make_quantised
 
 CPU = torch.device("cpu")
 _SMALL_BYTES: Final = 16 << 10

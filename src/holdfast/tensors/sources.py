@@ -1,23 +1,24 @@
-"""Plans how tensors are saved as bytes: the span of its storage each needs, which share memory, where chunks end."""
+"""Plans how tensors and numpy arrays are saved as bytes: which span of a storage, what is shared, where chunks end."""
 
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, overload
+from typing import Any, Final, NamedTuple, overload
 
 import numpy as np
 import torch
 
-from holdfast.errors import SourceChanged, TooLarge, Unsupported
+from holdfast.errors import Corrupt, SourceChanged, TooLarge, Unsupported
 from holdfast.json_text import Json
 from holdfast.repo.format.grid import Extent, cut_extent, cut_extents
+from holdfast.repo.format.source import BytesSource
 from holdfast.tensors.composite import verify_readable, verify_unwrapped
 from holdfast.tensors.device_copy import copy_to_host
-from holdfast.tensors.dtypes import item_bytes, items_per_byte, number_bytes
 from holdfast.tensors.memory import (
     ALIGNMENT,
     copy_bytes,
@@ -28,7 +29,18 @@ from holdfast.tensors.memory import (
     view_raw,
     view_storage,
 )
-from holdfast.tensors.spec import SpecEncoder, TensorSpec, contiguous_stride, count_bytes, describe, find_role
+from holdfast.tensors.spec import (
+    MAX_DIMS,
+    SpecEncoder,
+    TensorSpec,
+    contiguous_stride,
+    count_bytes,
+    describe,
+    find_role,
+    item_bytes,
+    items_per_byte,
+    number_bytes,
+)
 
 _COPIED_BYTES: Final = 16 << 10
 _MAX_CUTS: Final = 50_000
@@ -362,3 +374,48 @@ def _find_rows(spec: TensorSpec) -> tuple[int, ...]:
     """Return the shape whose rows cells are cut along; () if the memory is not in C order, or rows share bytes."""
     is_in_order = spec.stride == contiguous_stride(spec.shape) and items_per_byte(spec.dtype) == 1
     return spec.shape if is_in_order else ()
+
+
+ARRAY: Final = "array"
+# Numbers, booleans, times, and text of a fixed width; no objects, records or padding.
+_DTYPE: Final = re.compile(
+    r"[<>|](?:b1|[iu][1248]|f[248]|c(?:8|16)|[mM]8(?:\[[0-9]{0,9}[A-Za-z]{1,2}\])?|[SU][1-9][0-9]{0,8})"
+)
+
+
+def make_source(name: str, array: np.ndarray[Any, Any]) -> BytesSource:
+    """Return an array as a source: its own memory if it is contiguous in C or Fortran order, or a copy in C order."""
+    if type(array) is not np.ndarray:
+        raise Unsupported(f"a {type(array).__qualname__} is a subclass of ndarray; convert it with numpy.asarray")
+    dtype = array.dtype.str
+    if array.dtype.fields is not None or not _DTYPE.fullmatch(dtype):
+        raise Unsupported(f"an array of dtype {array.dtype} cannot be saved; convert it to another dtype")
+    spec: dict[str, Json] = {"type": ARRAY, "dtype": dtype, "shape": list(array.shape)}
+    if array.flags.f_contiguous and not array.flags.c_contiguous:
+        spec["order"] = "F"
+        array = array.T
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
+    return BytesSource(name, data, spec)
+
+
+def build_array(value: Json, data: bytearray, *, what: str) -> np.ndarray[Any, Any]:
+    """Return an array over `data` as the spec `value` describes it; raises Corrupt if they do not match."""
+    if not isinstance(value, dict) or value.get("type") != ARRAY or value.get("order", "C") not in ("C", "F"):
+        raise Corrupt(f"{what} is not described as an array", key=what)
+    dtype, shape = value.get("dtype"), value.get("shape")
+    if not isinstance(dtype, str) or not _DTYPE.fullmatch(dtype) or not isinstance(shape, list):
+        raise Corrupt(f"{what} has an invalid dtype or shape", key=what)
+    if len(shape) > MAX_DIMS or not all(type(size) is int and 0 <= size < 1 << 60 for size in shape):
+        raise Corrupt(f"{what} has an invalid shape", key=what)
+    try:
+        found = np.dtype(dtype)
+    except (TypeError, ValueError) as error:
+        raise Corrupt(f"{what} has an invalid dtype: {error}", key=what) from error
+    if math.prod(shape) * found.itemsize != len(data):
+        raise Corrupt(f"{what} has {len(data)} bytes, which do not match its shape and dtype", key=what)
+    order = value.get("order", "C")
+    try:
+        return np.frombuffer(data, dtype=found).reshape(shape, order=order) if data else np.zeros(shape, found, order)
+    except ValueError as error:
+        # An array without items may still have dimensions whose product is too large.
+        raise Corrupt(f"{what} has an invalid shape: {error}", key=what) from error

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
 import holdfast
-from holdfast.tensors.sharding.sharded import per_rank, shard
+from holdfast.tensors.sharding import per_rank, shard
 from tests.distributed.conftest import World
 from tests.distributed.outcomes import ActOutcome, counting, report_outcome
 from tests.distributed.placing import place

@@ -18,14 +18,14 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 import holdfast
 from holdfast.distributed.checkpoint import checkpoint, plan
 from holdfast.distributed.checkpoint.exchange import ChunkExchange
+from holdfast.distributed.talk.call_ids import Pulse
 from holdfast.distributed.talk.collectives import Collectives
-from holdfast.distributed.talk.liveness import Pulse
 from holdfast.distributed.talk.store_rounds import StoreRounds
 from holdfast.errors import RankError
 from holdfast.repo.format.rank_manifests import read_manifests
 from holdfast.repo.write.transaction import Transaction
 from holdfast.snapshot.into import in_place as places
-from holdfast.tensors.sharding.sharded import shard
+from holdfast.tensors.sharding import shard
 from tests.distributed.checkpoint.test_checkpoint_rank_faults import strike
 from tests.distributed.conftest import World
 from tests.distributed.outcomes import counting, report_outcome

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 import holdfast
 from holdfast.distributed.talk import store_rounds
 from holdfast.repo.format.rank_manifests import read_manifests
-from holdfast.tensors.sharding.sharded import per_rank, shard
+from holdfast.tensors.sharding import per_rank, shard
 from holdfast.trees.outline import MAX_TREE_DEPTH
 from tests.distributed.conftest import World
 from tests.distributed.outcomes import ActOutcome, KeptLog, list_files, report_outcome

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate
 import holdfast
 from holdfast.distributed.talk.call_ids import CallId
 from holdfast.distributed.talk.collectives import Collectives, find_store
-from holdfast.tensors.sharding.sharded import per_rank
+from holdfast.tensors.sharding import per_rank
 from tests.distributed.conftest import World
 from tests.distributed.outcomes import ActOutcome, report_outcome
 from tests.kit.patience import PATIENCE_S

@@ -13,7 +13,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import holdfast
 from holdfast.errors import Mismatch
-from holdfast.tensors.sharding.sharded import per_rank
+from holdfast.tensors.sharding import per_rank
 from tests.distributed.conftest import World
 
 

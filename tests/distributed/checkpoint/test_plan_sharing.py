@@ -8,8 +8,8 @@ import torch
 from holdfast.distributed.checkpoint.plan import plan_save
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.write.writer import SaveResult, save
-from holdfast.snapshot.save.save import SaveOptions
-from holdfast.tensors.sharding.sharded import shard
+from holdfast.snapshot.save import SaveOptions
+from holdfast.tensors.sharding import shard
 from holdfast.trees.registered import Types
 from tests.kit.saving import new_repo
 from tests.kit.thread_ranks import ThreadRanks, run_threads

@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import holdfast
-from holdfast.distributed.checkpoint import replicas
-from holdfast.distributed.checkpoint.replicas import ReplicaExchange
+from holdfast.distributed.checkpoint import exchange
+from holdfast.distributed.checkpoint.exchange import ReplicaExchange
 from holdfast.distributed.checkpoint.training import training_state
 from holdfast.errors import RankError
 from tests.distributed.conftest import World
@@ -86,14 +86,14 @@ def test_each_rank_reads_all_of_it_unless_told(world: World, tmp_path: Path) -> 
 def load_by_measure(rank: int, path: Path, slow: str) -> tuple[int, bool]:
     """Load as it is done unless somebody says how, where reading or sending is slow."""
     patches = {"MIN_BYTES": MIB, "SAMPLE_BYTES": MIB, "MIN_READ_S": 0.0}
-    kept = replicas._time
+    kept = exchange._time
     # Reading is measured first, then sending; an hour more makes one of them the slow one on any machine.
     more_s = iter([3600.0, 0.0] if slow == "store" else [0.0, 3600.0])
 
     with ExitStack() as stack:
         for name, value in patches.items():
-            stack.enter_context(mock.patch.object(replicas, name, value))
-        stack.enter_context(mock.patch.object(replicas, "_time", lambda act: kept(act) + next(more_s)))
+            stack.enter_context(mock.patch.object(exchange, name, value))
+        stack.enter_context(mock.patch.object(exchange, "_time", lambda act: kept(act) + next(more_s)))
         return load(rank, path, None, stack.enter_context(holdfast.open(path)))
 
 

@@ -18,12 +18,11 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 import holdfast
 from holdfast.dcp import StorageReader, StorageWriter
-from holdfast.distributed.dcp import commit
+from holdfast.distributed.dcp import writer as commit
 from holdfast.errors import CommitUnknown, LeaseLost, Mismatch, NameInUse
 from holdfast.repo.names import leases
 from holdfast.repo.names.roots import read_leases
-from holdfast.repo.upkeep.collect import Rules
-from holdfast.repo.upkeep.sweep import fence, publish_mark
+from holdfast.repo.upkeep.collect import Rules, fence, publish_mark
 from tests.distributed.dcp_states import dcp
 from tests.kit.patience import PATIENCE_S
 

@@ -18,7 +18,7 @@ import os, sys, time
 from datetime import timedelta
 import torch.distributed as dist
 from holdfast.distributed.talk import sending
-from holdfast.distributed.talk.store_thread import StoreThread
+from holdfast.distributed.talk.store_rounds import StoreThread
 
 class Late:
     '''Keeps Python in its finalization until all threads with a name of ours have ended.'''

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import gelu
 
 import holdfast
-from holdfast.capture.compare.asserting import assert_runs_match
+from holdfast.capture.compare.compare import assert_runs_match
 from holdfast.capture.compare.nan import find_nonfinite
 from holdfast.capture.compare.rank_diffs import diff_ranks
 from holdfast.capture.compare.result import Origin, RunDiff

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from holdfast.content.batch import Batch
+from holdfast.content.batch import Batch, SeenStorages
 from holdfast.content.catalog import parse_storage_note
-from holdfast.content.seen_storages import SeenStorages
 from holdfast.digest import hash_bytes
 from holdfast.repo.format.chunk import CHUNK_BYTES
 from holdfast.repo.format.source import Source

@@ -15,7 +15,7 @@ from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.names.snapshots import CommittedSnapshot as Record
 from holdfast.repo.names.snapshots import iter_names
-from holdfast.snapshot.view.lazy import Snapshot
+from holdfast.snapshot.lazy import Snapshot
 from holdfast.trees.registered import Types
 
 

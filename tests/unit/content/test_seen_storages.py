@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from holdfast.content.seen_storages import SeenStorages
+from holdfast.content.batch import SeenStorages
 
 
 def test_a_storage_keeps_its_name_until_its_remembered_bytes_change() -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 
 import holdfast
-from holdfast.diff.changes import Distance
-from holdfast.diff.described import _describe_distance, describe_diff, summarize_diff
+from holdfast.diff.changes import Distance, _describe_distance, describe_diff, summarize_diff
 from holdfast.diff.values import iter_measured
 
 

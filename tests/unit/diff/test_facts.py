@@ -11,7 +11,7 @@ from holdfast.errors import Corrupt
 from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.read.reader import open_snapshot
-from holdfast.snapshot.load.opened import Opened
+from holdfast.snapshot.opened import Opened
 from holdfast.store import Store
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.diff.items import (
+from holdfast.diff.facts import (
     ItemLayout,
     ReadableEntry,
     count_item_bytes,
@@ -18,8 +18,8 @@ from holdfast.diff.items import (
     iter_tiles,
 )
 from holdfast.objects.memory import MemoryStore
-from holdfast.repo.read.read_ahead import ReadAhead
 from holdfast.repo.read.reader import SnapshotReader
+from holdfast.repo.read.stream import ReadAhead
 from holdfast.store import Store
 from tests.kit.saving import snapshot_of
 from tests.kit.tensors import raw_bytes

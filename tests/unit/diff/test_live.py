@@ -13,7 +13,7 @@ from holdfast.errors import NotFound, Unsupported
 from holdfast.objects.memory import MemoryStore
 from holdfast.store import Store
 from holdfast.store import open as open_store
-from holdfast.tensors.sharding.sharded import shard
+from holdfast.tensors.sharding import shard
 from tests.kit.saving import Watched
 from tests.kit.tensors import TENSORS
 

@@ -11,7 +11,7 @@ import torch
 
 from holdfast.diff import values
 from holdfast.diff.changes import Diff, Distance
-from holdfast.diff.items import (
+from holdfast.diff.facts import (
     ReadableEntry,
 )
 from holdfast.objects.memory import MemoryStore

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from holdfast.display.readable import format_when, readable_repr
+from holdfast.display.markup import format_when, readable_repr
 
 
 @dataclass(frozen=True, slots=True)

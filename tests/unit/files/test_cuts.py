@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast.errors import SourceChanged
-from holdfast.files import cuts as module
-from holdfast.files.cuts import MIN_FILE_BYTES, MIN_TENSOR_BYTES, FileCuts, plan_cuts, read_cuts
+from holdfast.files import keep as module
+from holdfast.files.keep import MIN_FILE_BYTES, MIN_TENSOR_BYTES, FileCuts, plan_cuts, read_cuts
 from holdfast.repo.files import FileSource, plan_files
 from holdfast.repo.format.chunk import CHUNK_BYTES
 from holdfast.repo.format.grid import Extent

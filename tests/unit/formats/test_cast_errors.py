@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from holdfast.formats.cast_errors import add_cast_errors
+from holdfast.formats.digests import add_cast_errors
 from holdfast.formats.receipt import CastErrors
 
 NONE = CastErrors(0.0, 0.0)

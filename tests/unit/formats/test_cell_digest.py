@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast.digest import hash_bytes
-from holdfast.formats.cell_digest import CellDigest, cut_cells, find_stored_digest
+from holdfast.formats.digests import CellDigest, cut_cells, find_stored_digest
 from holdfast.repo.format.chunk import ChunkRef
 from holdfast.repo.format.entry import Entry
 from tests.kit.cells import digest_bytes, digest_tensor, find_cell_sizes

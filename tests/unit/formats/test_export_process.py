@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 import holdfast
 from holdfast import low_priority
 from holdfast.errors import NotFound, StoreError
-from holdfast.formats import export_process
+from holdfast.formats import background
+from holdfast.formats.background import can_export_apart, export_apart, serve
 from holdfast.formats.export import ExportOptions, ExportResult
-from holdfast.formats.export_process import can_export_apart, export_apart, serve
 from holdfast.objects.memory import MemoryStore
 from tests.kit.hooking import Hook
 
@@ -107,7 +107,7 @@ def test_a_process_whose_parent_has_died_leaves_nothing(store: holdfast.Store, t
         "max_shard_bytes": 1 << 30,
     }
     job = {
-        "module": export_process.__name__,
+        "module": background.__name__,
         "modules": sys.path,
         "url": store.url,
         "budget_bytes": 64 << 20,
@@ -140,12 +140,12 @@ def test_an_unknown_error_is_a_store_error(
     def fail(job: object) -> None:
         raise Strange("odd")
 
-    hook(export_process, "_export", fail)
+    hook(background, "_export", fail)
     monkeypatch.setattr(os, "nice", lambda by: by)
     serve({})
     last = json.loads(capfd.readouterr().out)
 
-    error = export_process._decode_error(last["type"], last["error"])
+    error = background._decode_error(last["type"], last["error"])
 
     assert isinstance(error, StoreError)
     assert "Strange: odd" in str(error)

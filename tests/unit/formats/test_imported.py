@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from holdfast.digest import hash_bytes
-from holdfast.formats.imported import Cast, FileOrigin, ImportedFile, ImportedTensor, decode_file, decode_tensor
-from holdfast.formats.stream_digest import WaitingRoom
+from holdfast.formats.digests import WaitingRoom
+from holdfast.formats.importing import Cast, FileOrigin, ImportedFile, ImportedTensor, decode_file, decode_tensor
 from holdfast.repo.files import plan_files
 from holdfast.repo.format.chunk import ChunkRef
 from holdfast.repo.format.entry import ChunkRows, Entry, EntryRows

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import holdfast
 from holdfast.errors import BadName, Mismatch, NameInUse, SourceChanged, Unsupported, Untrusted
-from holdfast.formats import imported
+from holdfast.formats import importing
 from holdfast.formats.importing import read_import_receipt
 from holdfast.formats.reading.byte_ranges import FileBytes
 from holdfast.repo.upkeep.transfer import copy_snapshot
@@ -243,13 +243,13 @@ def test_a_file_that_shrinks_meanwhile_raises_and_commits_nothing(
 ) -> None:
     path = tmp_path / "m.safetensors"
     save_file(make_state(), path)
-    read = imported.ImportedTensor.read
+    read = importing.ImportedTensor.read
 
-    def truncate(self: imported.ImportedTensor, start: int, stop: int) -> memoryview:
+    def truncate(self: importing.ImportedTensor, start: int, stop: int) -> memoryview:
         path.write_bytes(path.read_bytes()[:-100])
         return read(self, start, stop)
 
-    monkeypatch.setattr(imported.ImportedTensor, "read", truncate)
+    monkeypatch.setattr(importing.ImportedTensor, "read", truncate)
 
     with pytest.raises(SourceChanged, match=r"m\.safetensors changed"):
         store.import_(path, "m")

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import holdfast
 from holdfast.errors import BadFile, NotFound
 from holdfast.formats.importing import ImportResult
-from holdfast.formats.measuring import check_import, check_stored
+from holdfast.formats.verifying import check_import, check_stored
 from tests.kit.checkpoints import make_state
 
 

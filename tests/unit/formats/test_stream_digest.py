@@ -8,7 +8,7 @@ import threading
 from blake3 import blake3
 
 from holdfast.digest import hash_bytes
-from holdfast.formats.stream_digest import StreamDigest, WaitingRoom
+from holdfast.formats.digests import StreamDigest, WaitingRoom
 
 _DATA = random.Random(0).randbytes(100_000)
 _STARTS = list(range(0, len(_DATA), 7_000))

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from holdfast.integrations.missing import RequiredLibrary
+from holdfast.integrations.frameworks import RequiredLibrary
 
 
 def test_a_missing_library_is_named_with_the_command_that_installs_it() -> None:

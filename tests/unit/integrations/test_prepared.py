@@ -16,7 +16,7 @@ pytest.importorskip("accelerate", reason="needs Accelerate, which `make test` in
 import accelerate  # after the test for the library
 from accelerate.state import AcceleratorState, GradientState  # likewise
 
-from holdfast.integrations.prepared import LoaderState, make_state  # likewise
+from holdfast.integrations.accelerate import LoaderState, make_state  # likewise
 
 
 @pytest.fixture(autouse=True)

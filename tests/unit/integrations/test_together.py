@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import RankError
-from holdfast.integrations.together import call_together
+from holdfast.integrations.frameworks import call_together
 from holdfast.testing.ranks import run_ranks
 from tests.kit.patience import RUN_S
 

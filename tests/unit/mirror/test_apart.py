@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from holdfast.errors import StoreError
-from holdfast.mirror.apart import can_upload_apart, make_upload_job, upload_apart
-from holdfast.mirror.report import UploadNews
 from holdfast.mirror.setting import MirrorSetting
+from holdfast.mirror.upload import UploadNews
+from holdfast.mirror.worker import can_upload_apart, make_upload_job, upload_apart
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.storage_options import StorageOptions
 from holdfast.repo.format.layout import PACKS

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from holdfast.compile_cache.artifacts.catalog import artifact_name
-from holdfast.mirror.compare import compare_stores
+from holdfast.mirror.plan import compare_stores
 from holdfast.mirror.setting import MirrorSetting
 from holdfast.objects.cloud.cloud_store import CloudStore
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import delete_snapshot
-from holdfast.repo.names.tags import set_tag
+from holdfast.repo.names.snapshots import delete_snapshot, set_tag
 from holdfast.repo.upkeep.collect import Rules, collect
 from holdfast.repo.upkeep.transfer import copy_snapshot
 from tests.kit.compile_artifacts import SECRET, make_artifact, make_key, store_artifact

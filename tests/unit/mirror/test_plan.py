@@ -9,10 +9,9 @@ import pytest
 from holdfast.digest import hash_bytes
 from holdfast.json_text import Json
 from holdfast.mirror.plan import DeletedName, LocalListing, MirrorListing, is_mirrored, plan_mirror
-from holdfast.mirror.recorded import MIRRORS
+from holdfast.mirror.setting import MIRRORS
 from holdfast.repo.format.layout import ManifestRef, new_file_id, new_lease_id, new_write_id
-from holdfast.repo.names.snapshots import CommittedSnapshot
-from holdfast.repo.names.tags import Tag
+from holdfast.repo.names.snapshots import CommittedSnapshot, Tag
 
 
 def snapshot(name: str, content: str = "", *, at: float = 1.0, **environment: Json) -> CommittedSnapshot:

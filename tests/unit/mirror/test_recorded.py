@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.errors import Corrupt
 from holdfast.json_text import Json
-from holdfast.mirror.recorded import MIRRORS, RecordedMirror, forget_mirror, read_mirrors, record_mirror
+from holdfast.mirror.setting import MIRRORS, RecordedMirror, forget_mirror, read_mirrors, record_mirror
 from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.names.listed import list_user_names
 from holdfast.repo.upkeep.check import Checker

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.mirror.plan import MirrorPlan, MirrorRefusal
-from holdfast.mirror.report import UploadNews
+from holdfast.mirror.upload import UploadNews
 from tests.unit.mirror.test_plan import snapshot
 
 

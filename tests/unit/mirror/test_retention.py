@@ -12,16 +12,15 @@ import torch
 
 import holdfast
 from holdfast.mirror.mirror import Mirror
-from holdfast.mirror.recorded import record_mirror
 from holdfast.mirror.retention import keep_unmirrored
-from holdfast.mirror.setting import MirrorSetting
+from holdfast.mirror.setting import MirrorSetting, record_mirror
 from holdfast.objects.cloud.cloud_store import CloudStore
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.storage_options import StorageOptions
 from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.names.snapshots import delete_snapshot
+from holdfast.repo.upkeep.collect import publish_mark
 from holdfast.repo.upkeep.prune import Keep, PrunePlan, read_prune_plan
-from holdfast.repo.upkeep.sweep import publish_mark
 from holdfast.repo.upkeep.transfer import copy_snapshot
 from tests.kit.rounds import count_rounds
 from tests.kit.s3_server import BUCKET, S3Server, Stored, serve_s3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-from holdfast.mirror.turn import UploadTurn
+from holdfast.mirror.upload import UploadTurn
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.upkeep.check import Checker

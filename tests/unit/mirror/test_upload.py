@@ -10,15 +10,13 @@ from holdfast.compile_cache.artifacts.artifact import read_artifact
 from holdfast.compile_cache.artifacts.catalog import iter_variants
 from holdfast.compile_cache.artifacts.trust import Trust
 from holdfast.errors import StoreError
-from holdfast.mirror.report import UploadNews
 from holdfast.mirror.setting import MirrorSetting
-from holdfast.mirror.turn import UploadTurn
-from holdfast.mirror.upload import UploadJob, upload_all
+from holdfast.mirror.upload import UploadJob, UploadNews, UploadTurn, upload_all
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import PACKS
 from holdfast.repo.handle.repository import Repository, open_repository
-from holdfast.repo.names.tags import read_tag, set_tag
+from holdfast.repo.names.snapshots import read_tag, set_tag
 from holdfast.repo.upkeep.check import Checker
 from tests.kit.compile_artifacts import SECRET, make_artifact, make_key, store_artifact
 from tests.kit.s3_server import Fault, Request, S3Server

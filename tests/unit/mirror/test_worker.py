@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.mirror.recorded import RecordedMirror, read_mirrors
-from holdfast.mirror.setting import MirrorSetting
+from holdfast.mirror.setting import MirrorSetting, RecordedMirror, read_mirrors
 from holdfast.mirror.worker import UploadWorker
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.storage_options import StorageOptions

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from holdfast.errors import Corrupt
 from holdfast.objects.memory import MemoryStore
-from holdfast.query.described import describe_damage, describe_snapshot, split_damaged
-from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, read_snapshot
-from holdfast.repo.names.tags import set_tag
+from holdfast.query.facts import describe_damage, describe_snapshot, split_damaged
+from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, read_snapshot, set_tag
 from tests.kit.saving import new_repo, save_bytes
 
 

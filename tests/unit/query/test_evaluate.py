@@ -7,8 +7,8 @@ import math
 import pytest
 
 from holdfast.json_text import Json
-from holdfast.query.evaluate import is_last, order_value
 from holdfast.query.facts import MISSING
+from holdfast.query.select import is_last, order_value
 from tests.kit.committed import is_true
 
 METADATA: dict[str, Json] = {

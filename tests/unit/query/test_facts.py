@@ -10,7 +10,7 @@ from holdfast.digest import Digest
 from holdfast.json_text import Json
 from holdfast.query.expression import parse_field
 from holdfast.query.facts import MISSING, make_facts
-from holdfast.repo.names.tags import Tag
+from holdfast.repo.names.snapshots import Tag
 from tests.kit.committed import make_committed, make_one_fact
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.json_text import Json
-from holdfast.query.history import find_ancestors, iter_graph, make_history
-from holdfast.query.lineage import LINEAGE
+from holdfast.query.lineage import LINEAGE, find_ancestors, iter_graph, make_history
 from holdfast.repo.names.snapshots import CommittedSnapshot
 from tests.kit.committed import make_committed
 

@@ -11,7 +11,7 @@ from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
 from holdfast.query.facts import Facts
 from holdfast.query.select import find_best, parse_query, read_facts, select
-from holdfast.repo.names.tags import set_tag
+from holdfast.repo.names.snapshots import set_tag
 from tests.kit.committed import commit, make_committed
 
 

@@ -13,7 +13,7 @@ import pytest
 from holdfast.digest import fingerprint
 from holdfast.objects.protocol import ObjectInfo
 from holdfast.query.stored import MIN_NEW, CacheFile
-from holdfast.repo.names.record_cache import CachedRecord, RecordCache
+from holdfast.repo.names.listed import CachedRecord, RecordCache
 from tests.kit.committed import make_committed
 
 STORE_ID = "0123abc"

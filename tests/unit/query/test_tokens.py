@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 import pytest
 
 from holdfast.errors import BadExpression
-from holdfast.query.tokens import MAX_TEXT, Reader, parse_date
+from holdfast.query.expression import MAX_TEXT, Reader, parse_date
 
 
 def read(text: str) -> list[tuple[str, object]]:

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from holdfast.objects.memory import MemoryStore
+from holdfast.repo.engine import Stages
 from holdfast.repo.handle.repository import open_repository
-from holdfast.repo.stages import Stages
 from tests.kit.saving import MIB, load_bytes, noise, save_bytes
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import BadName
-from holdfast.serving.access import make_access, verify_host
+from holdfast.serving.server import make_access, verify_host
 
 ACCESS = make_access("secret", "127.0.0.1", 8080)
 GOOD = {"Host": "127.0.0.1:8080", "Authorization": "Bearer secret"}

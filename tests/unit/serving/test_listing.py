@@ -10,9 +10,8 @@ import pytest
 import holdfast
 from holdfast.errors import StoreGone
 from holdfast.objects.memory import MemoryStore, VirtualClock
-from holdfast.repo.names.snapshots import read_snapshot
-from holdfast.repo.names.tags import set_tag
-from holdfast.serving.listing import WatchedListing
+from holdfast.repo.names.snapshots import read_snapshot, set_tag
+from holdfast.serving.remembered import WatchedListing
 from tests.kit.recordings import Recording, write_recorded
 from tests.kit.saving import new_repo, save_bytes
 

@@ -7,7 +7,7 @@ from importlib.resources import files
 
 import pytest
 
-from holdfast.serving.page_files import POLICY, find_page_file
+from holdfast.serving.server import POLICY, find_page_file
 
 
 def _read(path: str) -> str:

@@ -14,9 +14,8 @@ import pytest
 import holdfast
 from holdfast.errors import BadName, Corrupt, NotFound
 from holdfast.repo.handle.repository import Repository
-from holdfast.serving.answer import answer_error
+from holdfast.serving.answer import answer_error, parse_request
 from holdfast.serving.answers import runs
-from holdfast.serving.request import parse_request
 from holdfast.serving.routes import API, StoreApi
 from tests.kit.recordings import Recording, write_recorded
 
@@ -66,9 +65,9 @@ def test_events_are_read_once_for_all_pages_and_questions(store: holdfast.Store,
 
 
 def test_a_new_part_of_a_run_is_seen(store: holdfast.Store, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.serving import listing
+    from holdfast.serving import remembered
 
-    monkeypatch.setattr(listing, "_AGE_S", 0.0)
+    monkeypatch.setattr(remembered, "_AGE_S", 0.0)
     api = StoreApi(store.repository)
     with pytest.raises(NotFound):
         ask(api, "run", name="more")
@@ -80,9 +79,9 @@ def test_a_new_part_of_a_run_is_seen(store: holdfast.Store, reads: list[str], mo
 
 
 def test_what_is_remembered_has_a_limit(store: holdfast.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.serving import recorded
+    from holdfast.serving import routes
 
-    monkeypatch.setattr(recorded, "_MAX_REMEMBERED_EVENTS", 300)
+    monkeypatch.setattr(routes, "_MAX_REMEMBERED_EVENTS", 300)
     for at in range(4):
         write_recorded(store.repository, Recording(f"run-{at}"))
     api = StoreApi(store.repository)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import BadName
-from holdfast.serving.request import MAX_TARGET_BYTES, choose_sort, parse_request
+from holdfast.serving.answer import MAX_TARGET_BYTES, choose_sort, parse_request
 
 
 def test_parameters_are_decoded() -> None:

@@ -18,8 +18,8 @@ from holdfast.repo.format.layout import manifest_key
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.serving import routes
+from holdfast.serving.answer import parse_request
 from holdfast.serving.answers.outline import SnapshotOutline, read_outline
-from holdfast.serving.request import parse_request
 from holdfast.serving.routes import API, StoreApi
 
 

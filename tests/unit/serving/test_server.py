@@ -18,9 +18,8 @@ import torch
 
 import holdfast
 from holdfast.errors import BadName, StoreError
-from holdfast.serving import access
-from holdfast.serving.page_files import POLICY
-from holdfast.serving.server import StoreServer
+from holdfast.serving import server as access
+from holdfast.serving.server import POLICY, StoreServer
 from tests.kit.patience import PATIENCE_S
 
 

@@ -14,11 +14,11 @@ import pytest
 from holdfast.objects.memory import MemoryStore, VirtualClock
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import ManifestRef
-from holdfast.repo.format.manifests_ahead import iter_manifests
+from holdfast.repo.format.rank_manifests import iter_manifests
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
-from holdfast.serving.answers import ledger
-from holdfast.serving.request import parse_request
+from holdfast.serving.answer import parse_request
+from holdfast.serving.answers import sharing
 from holdfast.serving.routes import API, StoreApi
 from tests.kit.compile_artifacts import make_artifact, store_artifact
 from tests.kit.saving import new_repo, save_bytes
@@ -52,7 +52,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(len(refs))
         return iter_manifests(store, refs)
 
-    monkeypatch.setattr(ledger, "iter_manifests", read)
+    monkeypatch.setattr(sharing, "iter_manifests", read)
     return found
 
 
@@ -120,9 +120,9 @@ def test_what_was_computed_is_used_for_ten_minutes(repo: Repository, clock: Virt
 def test_the_ledger_is_read_by_one_thread_at_a_time(repo: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     reading = threading.Lock()
     overlaps: list[bool] = []
-    read = ledger.LedgerReader.read
+    read = sharing.LedgerReader.read
 
-    def read_alone(reader: ledger.LedgerReader, snapshots: Sequence[CommittedSnapshot]) -> ledger.ChunkLedger:
+    def read_alone(reader: sharing.LedgerReader, snapshots: Sequence[CommittedSnapshot]) -> sharing.ChunkLedger:
         is_alone = reading.acquire(blocking=False)
         overlaps.append(not is_alone)
         try:
@@ -131,7 +131,7 @@ def test_the_ledger_is_read_by_one_thread_at_a_time(repo: Repository, monkeypatc
             if is_alone:
                 reading.release()
 
-    monkeypatch.setattr(ledger.LedgerReader, "read", read_alone)
+    monkeypatch.setattr(sharing.LedgerReader, "read", read_alone)
     api = StoreApi(repo)
     threads = [threading.Thread(target=ask, args=(api, "usage"), kwargs={"fresh": "true"}) for _ in range(8)]
     for thread in threads:

@@ -11,7 +11,7 @@ import torch
 import holdfast
 from holdfast.distributed.checkpoint.training import training_state
 from holdfast.errors import Mismatch, Unsupported
-from holdfast.snapshot.optimizers import has_load_hooks, is_optimizer, is_plain_optimizer, list_optimizers, unwrap
+from holdfast.snapshot.stateful import has_load_hooks, is_optimizer, is_plain_optimizer, list_optimizers, unwrap
 from holdfast.store import Store
 from tests.kit.loading import bytes_of
 from tests.kit.wrappers import (

@@ -12,7 +12,7 @@ import holdfast
 from holdfast.errors import Unsupported
 from holdfast.snapshot.stateful import expand, is_stateful
 from holdfast.store import Store
-from holdfast.tensors.sharding.sharded import PerRank, per_rank
+from holdfast.tensors.sharding import PerRank, per_rank
 
 
 class Counter:

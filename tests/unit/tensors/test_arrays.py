@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from holdfast.errors import Corrupt, Unsupported
-from holdfast.tensors.arrays import build_array, make_source
+from holdfast.tensors.sources import build_array, make_source
 
 ARRAYS: dict[str, np.ndarray[Any, Any]] = {
     "bool": np.array([True, False]),

@@ -7,7 +7,7 @@ import torch
 
 from holdfast.errors import Corrupt, NewerFormat
 from holdfast.json_text import Json
-from holdfast.tensors.dtypes import dtype_name, find_dtype, item_bytes, items_per_byte
+from holdfast.tensors.spec import dtype_name, find_dtype, item_bytes, items_per_byte
 from tests.kit.capabilities import needs_torch
 from tests.tensor_zoo import DTYPES, QUANTISED, TENSORS, make_quantised
 

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from holdfast.errors import Corrupt, NewerFormat
 from holdfast.json_text import Json
-from holdfast.tensors.layouts import Meta, can_nest_a_part, find_layout, join_layout, split_layout
+from holdfast.tensors.composite import Meta, can_nest_a_part, find_layout, join_layout, split_layout
 from tests.kit.capabilities import is_able, needs_ability
 from tests.kit.tensors import COMPOSITES, assert_same_tensor
 from tests.tensor_zoo import DTYPES

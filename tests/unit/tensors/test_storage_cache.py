@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.tensors.storage_cache import ByteSpan, FilledBytes, StorageCache, find_span_at, iter_gaps, join_span
+from holdfast.tensors.storage import ByteSpan, FilledBytes, StorageCache, find_span_at, iter_gaps, join_span
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

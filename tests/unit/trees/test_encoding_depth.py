@@ -15,7 +15,7 @@ import torch
 import holdfast
 from holdfast.errors import Corrupt, Unsupported
 from holdfast.json_text import canonical_json, parse_json
-from holdfast.tensors.sharding.sharded import per_rank
+from holdfast.tensors.sharding import per_rank
 from holdfast.trees.encoding import decode_tree
 from holdfast.trees.outline import MAX_TREE_DEPTH, iter_leaves
 from holdfast.trees.registered import Types

@@ -15,8 +15,7 @@ import torch
 from holdfast.errors import Unsupported
 from holdfast.objects.memory import MemoryStore
 from holdfast.store import Store
-from holdfast.trees.known import KNOWN, import_known, is_known
-from holdfast.trees.registered import Types, find_kind
+from holdfast.trees.registered import KNOWN, Types, find_kind, import_known, is_known
 
 LISTED = "torchao.optim.subclass_8bit:OptimState8bit"
 MODULE, NAME = LISTED.split(":")

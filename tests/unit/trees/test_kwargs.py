@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import Mismatch
-from holdfast.trees.kwargs import pack_kwargs, unpack_kwargs
+from holdfast.trees.apply import pack_kwargs, unpack_kwargs
 
 
 @given(st.lists(st.integers()), st.dictionaries(st.text(), st.integers()))

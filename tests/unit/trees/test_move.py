@@ -13,7 +13,7 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 
 from holdfast.errors import Unsupported
-from holdfast.trees.move import cast_floating, find_accelerator, move_to_device, to_kwargs
+from holdfast.trees.apply import cast_floating, find_accelerator, move_to_device, to_kwargs
 from tests.kit.capabilities import needs_torch, param_dtypes
 from tests.kit.hooking import Hook
 
@@ -163,7 +163,7 @@ def test_tensors_that_are_made_of_others_are_copied_on_the_current_stream(meta_a
 def test_the_host_waits_once_for_all_that_comes_from_an_accelerator(
     meta_accelerator: Journal, monkeypatch: pytest.MonkeyPatch, non_blocking: bool, ending: list[str]
 ) -> None:
-    monkeypatch.setattr("holdfast.trees.move._verify_data", lambda tensor, target: None)
+    monkeypatch.setattr("holdfast.trees.apply._verify_data", lambda tensor, target: None)
 
     move_to_device([torch.ones(1, device=META), torch.ones(2, device=META)], CPU, non_blocking=non_blocking)
 
@@ -173,7 +173,7 @@ def test_the_host_waits_once_for_all_that_comes_from_an_accelerator(
 
 ON_AN_ACCELERATOR: Final = """
 import torch
-from holdfast.trees.move import move_to_device
+from holdfast.trees.apply import move_to_device
 from tests.kit import fake_accelerator
 
 fake, libraries = fake_accelerator.install()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import Mismatch
-from holdfast.trees.rename import rename_name, rename_prefixes, replace_by_prefix
+from holdfast.trees.pick import rename_name, rename_prefixes, replace_by_prefix
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,17 @@ from typing import Final, NamedTuple
 
 from typing_extensions import Self
 
-from holdfast.capture.compare.align import Alignment, NameMap, Pair, align
+from holdfast.capture.compare.align import Alignment, Bounds, Judge, NameMap, Pair, Verdict, align, make_bounds
 from holdfast.capture.compare.classify import NOWHERE, Cause, OriginFinder, find_first_stage, find_stage
-from holdfast.capture.compare.distances import Measurer
 from holdfast.capture.compare.explain import StepEvidence, find_step_with
-from holdfast.capture.compare.measure import UNKNOWN, Tolerance, describe_fill, describe_nonfinite, iter_unknown
+from holdfast.capture.compare.measure import (
+    UNKNOWN,
+    Measurer,
+    Tolerance,
+    describe_fill,
+    describe_nonfinite,
+    iter_unknown,
+)
 from holdfast.capture.compare.result import (
     Class,
     ComparedInput,
@@ -27,16 +33,14 @@ from holdfast.capture.compare.result import (
     name_site,
 )
 from holdfast.capture.compare.step_graph import Standing, StepGraph, is_below
-from holdfast.capture.compare.verdicts import Bounds, Judge, Verdict
-from holdfast.capture.stored.events import Event
+from holdfast.capture.stored.events import Event, is_settings, keep_shared, read_settings
 from holdfast.capture.stored.runs import Run, find_lost, shift_run
-from holdfast.capture.stored.settings import is_settings, keep_shared, read_settings
 from holdfast.capture.stored.unshard import Dims, Gathering, gather_run, is_sharded
 from holdfast.json_text import Json
 from holdfast.progress import Progress, Silent
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES
 from holdfast.snapshot.gc_pause import pause_gc
-from holdfast.tensors.dtypes import find_dtype
+from holdfast.tensors.spec import find_dtype
 from holdfast.texts import list_some
 
 _MAX_ROWS: Final = 100_000
@@ -570,3 +574,33 @@ def _name_outermost(names: Sequence[str]) -> str:
     """Return the outermost of the names, at most a few of them."""
     kept = [name for name in dict.fromkeys(names) if not any(is_below(name, other) for other in names)]
     return list_some(kept, _MAX_NAMED)
+
+
+def assert_runs_match(
+    a: Run,
+    b: Run,
+    *,
+    noise: Run | None = None,
+    reference: Run | None = None,
+    tolerance: tuple[float, float] | None = None,
+    factor: float = 4.0,
+    margin: float = 2.0,
+    names: NameMap | None = None,
+    dims: Dims | None = None,
+    steps: Collection[int] | None = None,
+    shift: int = 0,
+) -> RunDiff:
+    """Compare two runs like `Store.diff_runs`; raises AssertionError that says where they diverge.
+
+    The options are those of `Store.diff_runs`.
+    """
+    __tracebackhide__ = True
+    options = DiffOptions(
+        bounds=make_bounds(tolerance, factor, margin), names=names or {}, dims=dims or {}, steps=steps, shift=shift
+    )
+    result = diff_runs(a, b, noise=noise, reference=reference, options=options)
+    if not result.steps:
+        raise AssertionError(result.headline)
+    if not result.is_match:
+        raise AssertionError(describe_mismatch(result))
+    return result

@@ -13,10 +13,9 @@ from typing import Final, Literal
 
 from holdfast.capture.compare.measure import is_filled
 from holdfast.capture.compare.step_graph import ModuleCall, StepGraph, is_below, iter_modules
-from holdfast.capture.stored.events import Event
-from holdfast.capture.stored.settings import OptimizerSettings, ParameterSettings, StepSettings
+from holdfast.capture.stored.events import Event, OptimizerSettings, ParameterSettings, StepSettings
 from holdfast.json_text import Json
-from holdfast.tensors.dtypes import find_dtype
+from holdfast.tensors.spec import find_dtype
 from holdfast.texts import list_some
 
 Reason = Literal[

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.capture.compare.distances import TensorPair
-from holdfast.capture.compare.measure import TensorDistance
+from holdfast.capture.compare.measure import TensorDistance, TensorPair
 from holdfast.capture.compare.result import name_site
 from holdfast.capture.stored.described import describe_site
 from holdfast.capture.stored.events import Event, Site, find_common_digests

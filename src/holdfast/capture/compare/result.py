@@ -13,8 +13,7 @@ from holdfast.capture.compare.measure import TensorDistance
 from holdfast.capture.compare.step_graph import Standing
 from holdfast.capture.stored.described import describe_site
 from holdfast.capture.stored.events import Event, EventKind, Phase, Site
-from holdfast.display.markup import Card, render_card
-from holdfast.display.readable import readable_repr
+from holdfast.display.markup import Card, readable_repr, render_card
 from holdfast.json_text import Json
 
 Class = Literal["equal", "close", "origin", "propagated", "missing", "unknown"]

@@ -1,8 +1,4 @@
-"""How a recording reaches the tensors of a model.
-
-Module hooks observe inputs, outputs and gradients of outputs. Taps are operations that are compiled in place of hooks.
-A drill records the result of every operation inside chosen modules.
-"""
+"""How a recording reaches the tensors of a model: hooks on modules and parameters, kept out of copies of the model."""
 
 from __future__ import annotations
 
@@ -20,11 +16,47 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
-from holdfast.capture.record.copies import CopiedHook
-from holdfast.capture.record.forms import describe_form, list_arguments, list_paths
 from holdfast.capture.record.observer import CallSite, Observer, find_graph_task, find_source
-from holdfast.capture.record.points import Point
+from holdfast.capture.record.points import Point, Points, describe_form, list_arguments, list_paths
 from holdfast.capture.stored.events import EventKind, Level
+
+_HOOKS: Final = (
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+)
+
+
+class CopiedHook:
+    """Takes the place of a module's hooks in a copy of the module. It does nothing, and is removed from the copy."""
+
+    _hooks: Final = None
+
+    def __init__(self, module: torch.nn.Module, memo: dict[Any, Any]) -> None:
+        """Be removed from the copy of `module` when `memo`, that of `copy.deepcopy`, is deleted after the copying."""
+        copied = memo.get(id(module))
+        if copied is not None:
+            memo.setdefault(_CopiedModules, _CopiedModules()).modules.append(copied)
+
+
+class _CopiedModules:
+    """The modules of a copy from which hooks are to be removed."""
+
+    def __init__(self) -> None:
+        self.modules: list[torch.nn.Module] = []
+
+    def __del__(self) -> None:
+        """Remove the hooks; any that are left do nothing."""
+        for module in self.modules:
+            hooks = [vars(module).get(name, {}) for name in _HOOKS]
+            copied = [key for each in hooks for key, hook in each.items() if _is_copied(hook)]
+            for key in copied:
+                for each in hooks:
+                    each.pop(key, None)
+
+
+def _is_copied(hook: object) -> bool:
+    return isinstance(getattr(hook, "__self__", None), CopiedHook)
+
 
 _UNWRITTEN: Final = ("aten.empty", "aten.new_empty")
 """Operations that return uninitialized memory; its content is arbitrary."""
@@ -566,3 +598,64 @@ class Drill:
                 observer.observe(tensor, where, level, path)
         except Exception as error:  # noqa: BLE001  # a bug in the recorder must not stop the training
             observer.fail(error)
+
+
+class ParameterGrads:
+    """Hooks that run after a gradient was added to that of a parameter."""
+
+    def __init__(self, observer: Observer, points: Points) -> None:
+        self._observer = observer
+        self._levels = {name: observer.find_level("param_grad", name) for name in points.parameters}
+        self._parameters = {
+            name: parameter for name, parameter in points.parameters.items() if self._levels[name] is not Level.OFF
+        }
+        self._sites = {name: CallSite("backward", "param_grad", name) for name in self._parameters}
+        self._waiting = dict(self._parameters)
+        """Parameters without a hook: they do not require gradients, and torch allows none on them."""
+        self._counts: defaultdict[str, int] = defaultdict(int)
+        self._has_begun_backward = False
+        self._handles: list[InstalledHook] = []
+
+    def begin_step(self) -> None:
+        """Reset the counts, and hook parameters that have begun to require gradients."""
+        self._counts.clear()
+        self._has_begun_backward = False
+        for name, parameter in [*self._waiting.items()]:
+            if parameter.requires_grad and parameter.is_leaf:
+                hook = partial(self._observe_sum, name)
+                handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch's
+                self._handles.append(InstalledHook(name, parameter, "_post_accumulate_grad_hooks", handle))
+                del self._waiting[name]
+
+    def begin_backward(self) -> None:
+        """Observe gradients that are there before the first backward pass of a step; zero_grad() clears them."""
+        if self._has_begun_backward:
+            return
+        self._has_begun_backward = True
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                self._observe(name, parameter.grad, 0)
+
+    def iter_missing(self) -> Iterator[str]:
+        """Yield the parameters whose hooks other code has removed."""
+        yield from (each.name for each in self._handles if not each.is_present)
+
+    def remove(self) -> None:
+        """Remove all hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _observe_sum(self, name: str, parameter: torch.Tensor) -> None:
+        observer = self._observer
+        # A hook of the user may have consumed the gradient already.
+        if is_compiling() or not observer.is_open or parameter.grad is None:
+            return
+        try:
+            self._counts[name] += 1
+            self._observe(name, parameter.grad, self._counts[name])
+        except Exception as error:  # noqa: BLE001  # a bug in the recorder must not stop the training
+            observer.fail(error)
+
+    def _observe(self, name: str, grad: torch.Tensor, count: int) -> None:
+        self._observer.observe(grad, self._sites[name], self._levels[name], f"#{count}")

@@ -14,28 +14,26 @@ from typing import Any, Final
 import torch
 from typing_extensions import Self
 
-from holdfast.capture.record.forms import list_paths
-from holdfast.capture.record.hooks import Drill, InstalledHook, ModuleHooks
+from holdfast.capture.record.hooks import Drill, InstalledHook, ModuleHooks, ParameterGrads
 from holdfast.capture.record.observer import CallSite, Observer, StateObserver, find_source
 from holdfast.capture.record.options import RecordOptions
-from holdfast.capture.record.param_grads import ParameterGrads
-from holdfast.capture.record.points import find_points
+from holdfast.capture.record.points import find_points, list_paths
 from holdfast.capture.record.replay import Checked, Replayed, Weights, check_step, replay
 from holdfast.capture.record.spool import RunIdentity, Spool
 from holdfast.capture.stored.events import Level
 from holdfast.capture.stored.runs import Run, read_run
 from holdfast.capture.stored.segments import delete_segment, iter_segments, verify_run_name
 from holdfast.distributed.talk.collectives import find_store
-from holdfast.distributed.talk.store_thread import StoreThread, StoreThreadLost
+from holdfast.distributed.talk.store_rounds import StoreThread, StoreThreadLost
 from holdfast.errors import NameInUse, Unsupported
 from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.layout import new_write_id
 from holdfast.repo.handle.repository import Repository, open_repository
-from holdfast.snapshot.optimizers import Optimizers, list_optimizers, unwrap
-from holdfast.snapshot.save.save import describe_environment
+from holdfast.snapshot.save import describe_environment
+from holdfast.snapshot.stateful import Optimizers, list_optimizers, unwrap
 from holdfast.texts import list_some
-from holdfast.trees.move import find_accelerator
+from holdfast.trees.apply import find_accelerator
 
 _MAX_NAMED: Final = 5
 _JOB_KEY: Final = "holdfast/recording-job"

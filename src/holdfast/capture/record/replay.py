@@ -12,17 +12,17 @@ import torch
 from torch.func import functional_call
 
 from holdfast.capture.compare.measure import TensorDistance, measure
-from holdfast.capture.record.forms import build_arguments, list_paths
+from holdfast.capture.record.points import build_arguments, list_paths
 from holdfast.capture.stored.events import Event, EventKind
 from holdfast.capture.stored.observed import observe
 from holdfast.capture.stored.runs import Run
 from holdfast.digest import fingerprint
 from holdfast.errors import NotFound
 from holdfast.snapshot.call import Call
-from holdfast.snapshot.into.restore import restore_optimizer
+from holdfast.snapshot.into.undo import restore_optimizer
 from holdfast.snapshot.resume import RngState
 from holdfast.tensors.device_digest.deferred import DeferredDigests, can_defer
-from holdfast.trees.move import cast_floating, move_to_device
+from holdfast.trees.apply import cast_floating, move_to_device
 
 Weights = Literal["recorded", "live"]
 """The parameters and buffers recorded in a step, as far as they were kept, or the current ones."""

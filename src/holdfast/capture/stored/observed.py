@@ -13,11 +13,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from holdfast.digest import fingerprint
 from holdfast.errors import HoldfastError, Unsupported
-from holdfast.tensors.composite import has_own_bytes
-from holdfast.tensors.dtypes import dtype_name, items_per_byte
-from holdfast.tensors.layouts import ORDINARY_CLASSES
+from holdfast.tensors.composite import ORDINARY_CLASSES, has_own_bytes
 from holdfast.tensors.memory import RAW_DTYPES, view_memory
-from holdfast.tensors.sharding.meshes import Layouts
+from holdfast.tensors.sharding import Layouts
+from holdfast.tensors.spec import dtype_name, items_per_byte
 
 Array = np.ndarray[Any, Any]
 _EMPTY: Final = memoryview(b"")

@@ -25,14 +25,14 @@ from holdfast.capture.stored.segments import (
     verify_run_name,
 )
 from holdfast.digest import hash_kind
-from holdfast.display.readable import readable_repr
+from holdfast.display.markup import readable_repr
 from holdfast.errors import Corrupt, NotFound
 from holdfast.json_text import Json
 from holdfast.lru import LruCache
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot as Record
-from holdfast.snapshot.load.reused import ReusedMemory, TensorReader
-from holdfast.snapshot.view.lazy import Snapshot, View
+from holdfast.snapshot.lazy import Snapshot, View
+from holdfast.snapshot.load import ReusedMemory, TensorReader
 from holdfast.trees.registered import Types
 
 Status = Literal["complete", "unfinished"]

@@ -25,7 +25,7 @@ from holdfast.repo.format.record import Fields
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, delete_if_unchanged, iter_names, read_name
 from holdfast.repo.write.writer import SaveResult
-from holdfast.snapshot.save.save import SaveOptions, save_tree
+from holdfast.snapshot.save import SaveOptions, save_tree
 from holdfast.trees.registered import Types
 
 PREFIX: Final = "@runs/"

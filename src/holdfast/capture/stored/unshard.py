@@ -19,7 +19,7 @@ from holdfast.digest import hash_bytes
 from holdfast.errors import NotFound
 from holdfast.lru import LruCache
 from holdfast.repo.format.boxes import Box, slices
-from holdfast.snapshot.load.reused import ReusedMemory
+from holdfast.snapshot.load import ReusedMemory
 
 Dim = int | Literal["replicate", "partial"]
 Dims = Mapping[str, Dim]

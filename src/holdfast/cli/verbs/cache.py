@@ -12,7 +12,6 @@ from holdfast.cli.output import Output, count, format_bytes, format_time
 from holdfast.cli.verb import add_json, add_verb, add_yes, document
 from holdfast.compile_cache.artifacts.artifact import read_parts
 from holdfast.compile_cache.artifacts.catalog import StoredVariant, find_key_digest
-from holdfast.compile_cache.artifacts.described import describe_key, explain_key, find_undamaged
 from holdfast.compile_cache.artifacts.limits import (
     SYSTEM,
     CacheLimits,
@@ -23,6 +22,7 @@ from holdfast.compile_cache.artifacts.limits import (
     plan_limits,
     read_stored,
 )
+from holdfast.compile_cache.artifacts.why import describe_key, explain_key, find_undamaged
 from holdfast.errors import AmbiguousName, BadName, NotFound
 from holdfast.json_text import Json
 from holdfast.repo.handle.repository import Repository

@@ -13,9 +13,7 @@ from holdfast.errors import NotAStore
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import open_store
-from holdfast.repo.upkeep.check import Checker
-from holdfast.repo.upkeep.check_records import check_links
-from holdfast.repo.upkeep.findings import Finding, Tally
+from holdfast.repo.upkeep.check import Checker, Finding, Tally, check_links
 
 
 def declare_check(parser: ArgumentParser) -> None:

@@ -8,9 +8,8 @@ from typing import Final
 from holdfast.cli.lookup import open_to_read, read_named_snapshot
 from holdfast.cli.output import Output, Style, format_bytes
 from holdfast.cli.verb import add_json, document
-from holdfast.diff.changes import Diff
+from holdfast.diff.changes import Diff, describe_diff
 from holdfast.diff.compare import compare
-from holdfast.diff.described import describe_diff
 from holdfast.digest import short_hex
 
 _MAX_LINES: Final = 50

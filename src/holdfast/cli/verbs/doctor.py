@@ -24,11 +24,10 @@ from holdfast.repo.handle.config import (
     read_config,
     read_unknown_prefix,
 )
-from holdfast.repo.names.marks import read_abandoned
+from holdfast.repo.names.leases import read_abandoned
 from holdfast.repo.names.roots import read_live
-from holdfast.repo.names.snapshots import DamagedName, iter_names
-from holdfast.repo.names.tags import iter_tags
-from holdfast.repo.upkeep.sweep import read_idle_marks
+from holdfast.repo.names.snapshots import DamagedName, iter_names, iter_tags
+from holdfast.repo.upkeep.collect import read_idle_marks
 
 if TYPE_CHECKING:
     from holdfast.objects.cloud.probe import BucketFacts

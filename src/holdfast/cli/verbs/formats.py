@@ -127,8 +127,8 @@ def _encode_imported(done: ImportResult) -> dict[str, Json]:
 
 def _make_options(options: Namespace) -> ImportOptions:
     from holdfast.formats.importing import ImportOptions
-    from holdfast.snapshot.save.save import describe_environment
-    from holdfast.tensors.dtypes import find_dtype
+    from holdfast.snapshot.save import describe_environment
+    from holdfast.tensors.spec import find_dtype
 
     return ImportOptions(
         format=options.format,
@@ -205,8 +205,8 @@ def declare_verify_import(parser: ArgumentParser) -> None:
 def run_verify_import(options: Namespace, url: str, output: Output) -> int:
     """Compare files with a receipt, and print each difference as soon as it is found."""
     from holdfast.formats.importing import read_import_receipt
-    from holdfast.formats.measuring import check_import, check_stored
     from holdfast.formats.receipt import read_receipt
+    from holdfast.formats.verifying import check_import, check_stored
 
     if options.against is None and options.receipt is None:
         raise BadName("nothing to compare with: give --against NAME, --receipt FILE, or both")
@@ -293,7 +293,7 @@ def run_export(options: Namespace, url: str, output: Output) -> int:
 
 def _make_export_options(options: Namespace) -> ExportOptions:
     from holdfast.formats.export import ExportOptions
-    from holdfast.tensors.dtypes import find_dtype
+    from holdfast.tensors.spec import find_dtype
 
     return ExportOptions(
         format=options.format,

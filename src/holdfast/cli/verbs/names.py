@@ -14,11 +14,19 @@ from holdfast.errors import BadName, Corrupt, HoldfastError, NameInUse, NotFound
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.url import open_store
-from holdfast.query.described import describe_damage, split_damaged
+from holdfast.query.facts import describe_damage, split_damaged
 from holdfast.repo.format.layout import TAGS, natural_order, verify_user_name
 from holdfast.repo.handle.repository import init_repository
-from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, read_name
-from holdfast.repo.names.tags import Tag, delete_tag, iter_tags, read_tag, set_tag
+from holdfast.repo.names.snapshots import (
+    CommittedSnapshot,
+    DamagedName,
+    Tag,
+    delete_tag,
+    iter_tags,
+    read_name,
+    read_tag,
+    set_tag,
+)
 
 
 def declare_init(parser: ArgumentParser) -> None:

@@ -12,10 +12,9 @@ from holdfast.cli.verb import add_json, document
 from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound
 from holdfast.json_text import Json
 from holdfast.objects.protocol import ObjectStore
-from holdfast.query.described import describe_snapshot, split_damaged
+from holdfast.query.facts import describe_snapshot, split_damaged
 from holdfast.repo.names.roots import read_live
-from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot, read_name
-from holdfast.repo.names.tags import Tag, iter_tags, read_tag
+from holdfast.repo.names.snapshots import CommittedSnapshot, Tag, delete_snapshot, iter_tags, read_name, read_tag
 from holdfast.repo.upkeep.usage import read_freed_bytes
 
 

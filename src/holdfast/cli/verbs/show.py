@@ -15,15 +15,14 @@ from holdfast.digest import short_hex
 from holdfast.errors import NotFound
 from holdfast.json_text import Json, canonical_json
 from holdfast.objects.protocol import ObjectStore
-from holdfast.query.described import describe_snapshot
+from holdfast.query.facts import describe_snapshot
 from holdfast.query.lineage import LINEAGE, parse_lineage
 from holdfast.repo.format.chunk import iter_places
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import pack_key
 from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.format.rank_manifests import Manifests, read_manifests
-from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName
-from holdfast.repo.names.tags import Tag, iter_tags
+from holdfast.repo.names.snapshots import CommittedSnapshot, DamagedName, Tag, iter_tags
 from holdfast.repo.upkeep.usage import StoredBytes, find_leases, find_new_bytes, find_stored_bytes, sum_new_bytes
 from holdfast.trees.folding import Fold, FoldableLeaf, fold_leaves
 

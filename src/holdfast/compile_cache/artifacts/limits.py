@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.compile_cache.artifacts.catalog import StoredVariant, iter_artifacts
-from holdfast.compile_cache.artifacts.last_use import KeyUses, delete_old_uses, read_uses
+from holdfast.compile_cache.artifacts.storing import KeyUses, delete_old_uses, read_uses
 from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.names.snapshots import delete_if_unchanged, read_name

@@ -1,10 +1,12 @@
-"""Writes and copies artifacts. A hit only reads, and does without this module. Does not need torch."""
+"""Writes and copies artifacts, and records when they were used. A hit only reads. Does not need torch."""
 
 from __future__ import annotations
 
 import socket
 import time
-from typing import Final, Literal
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final, Literal, NamedTuple
 
 from holdfast.compile_cache.artifacts.artifact import (
     GRAPH,
@@ -17,6 +19,7 @@ from holdfast.compile_cache.artifacts.artifact import (
 )
 from holdfast.compile_cache.artifacts.catalog import (
     ARTIFACT_FORMAT,
+    DAY_S,
     StoredVariant,
     iter_states,
     list_signed,
@@ -24,12 +27,15 @@ from holdfast.compile_cache.artifacts.catalog import (
 )
 from holdfast.compile_cache.artifacts.trust import Trust, is_signed, sign
 from holdfast.compile_cache.key_parts import GraphKey
-from holdfast.errors import Corrupt, NameInUse, NewerFormat, NotFound
+from holdfast.errors import Corrupt, HoldfastError, NameInUse, NewerFormat, NotFound
 from holdfast.json_text import Json, canonical_json
+from holdfast.objects.protocol import ObjectStore
 from holdfast.progress import Progress
+from holdfast.repo.format.layout import RESERVED
+from holdfast.repo.format.record import Fields
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import CommittedSnapshot, NameState
+from holdfast.repo.names.snapshots import CommittedSnapshot, NameState, delete_snapshot, iter_names, read_name
 from holdfast.repo.upkeep.transfer import copy_snapshot
 from holdfast.repo.write.writer import Request, SaveResult, WriteOptions, save
 
@@ -151,3 +157,94 @@ def _classify(repo: Repository, variant: StoredVariant, secret: bytes | None) ->
 def _report_existing(existing: CommittedSnapshot, *, seconds: float) -> SaveResult:
     size = existing.logical_bytes
     return SaveResult(existing.name, existing.digest, existing.generation, size, 0, size, seconds, existed=True)
+
+
+USES: Final = f"{RESERVED}compiled-use/"
+_USE_ATTEMPTS: Final = 4
+
+
+class KeyUses(NamedTuple):
+    """The recorded uses of one key."""
+
+    last_s: float
+    days: int
+    """The number of days on which it was used, as far as their records are kept."""
+
+
+def record_use(repo: Repository, hits: Iterable[StoredVariant]) -> bool:
+    """Record that these artifacts were used today. Return whether anything was written. Raises no HoldfastError.
+
+    Artifacts saved within the last day, or already recorded today by any process, are skipped: of a thousand processes
+    that start with the same artifacts, one writes.
+    """
+    now_s = repo.store.clock()
+    keys = {hit.key_digest for hit in hits if hit.snapshot and now_s - hit.snapshot.time_s > DAY_S}
+    try:
+        return bool(keys) and _add(repo, USES + _format_day(now_s), keys)
+    except HoldfastError:
+        return False  # use records are optional: a read-only or full store is not an error
+
+
+def read_uses(store: ObjectStore) -> dict[str, KeyUses]:
+    """Return when each key was last used, where recorded, to within a day; and how often. Lists all names."""
+    return _find_uses(_list_days(store))
+
+
+def delete_old_uses(store: ObjectStore, *, kept: set[str]) -> int:
+    """Delete records older than a day that are not the last use of any key in `kept`. Return how many."""
+    days = _list_days(store)
+    uses = _find_uses(days)
+    oldest_s = store.clock() - DAY_S
+    idle = [
+        day for day in days if not any(uses[key].last_s == day.time_s for key in kept.intersection(_parse_keys(day)))
+    ]
+    names = [day.name for day in idle if day.time_s < oldest_s]
+    for name in names:
+        with suppress(NameInUse, NotFound):
+            delete_snapshot(store, name)
+    return len(names)
+
+
+def _list_days(store: ObjectStore) -> list[CommittedSnapshot]:
+    return [found for found in iter_names(store, USES) if isinstance(found, CommittedSnapshot)]
+
+
+def _find_uses(days: Iterable[CommittedSnapshot]) -> dict[str, KeyUses]:
+    uses: dict[str, KeyUses] = {}
+    for day in days:
+        for key in set(_parse_keys(day)):
+            last_s, count = uses.get(key, (0.0, 0))
+            uses[key] = KeyUses(max(last_s, day.time_s), count + 1)
+    return uses
+
+
+def _add(repo: Repository, name: str, keys: set[str]) -> bool:
+    for _ in range(_USE_ATTEMPTS):
+        existing = read_name(repo.store, name).snapshot
+        known = set(_parse_keys(existing)) if existing else set()
+        if keys <= known:
+            return False
+        try:
+            save(
+                repo,
+                Request(
+                    name,
+                    [],
+                    options=WriteOptions(metadata={"used": sorted(known | keys)}, overwrite=existing is not None),
+                ),
+            )
+        except NameInUse:
+            continue  # another process has added its keys: read them and add these
+        return True
+    return False
+
+
+def _parse_keys(snapshot: CommittedSnapshot) -> tuple[str, ...]:
+    try:
+        return Fields(snapshot.name, snapshot.metadata).texts("used")
+    except HoldfastError:
+        return ()  # malformed: the uses of that day are unknown
+
+
+def _format_day(time_s: float) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(time_s))

@@ -1,8 +1,11 @@
-"""Compiles graphs together with their backward, serialises them and loads them, with every supported torch."""
+"""Compiles graphs with their backward, serialises and loads them, evaluates guards, with every supported torch."""
 
 from __future__ import annotations
 
+import ast
+import copy
 import inspect
+import logging
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,18 +18,175 @@ import torch
 from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable as Bundle
 from torch._dynamo.exc import RestartAnalysis, SkipFrame, exceptions_allowed_to_be_fallback
 from torch._functorch import config as functorch_config
+from torch._guards import TracingContext
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 from torch._inductor import config as inductor_config
 from torch._inductor.codecache import CppCodeCache
 from torch.compiler import config as compiler_config
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, guarding_hint_or_throw, has_guarding_hint
 
 from holdfast.compile_cache.bundle.generated import drop_compiler, running_without_compiler
-from holdfast.compile_cache.bundle.guards import SHARED_NAMES, GuardLanguage
 from holdfast.compile_cache.bundle.kernels import LOAD_PARAMETERS, record_kernels, supply_kernels
-from holdfast.compile_cache.bundle.lifting import lift_tensors
 from holdfast.compile_cache.inductor import CompiledGraph, LiftedGraph, compile_plainly, describe_error
 from holdfast.compile_cache.key.key import make_key
-from holdfast.compile_cache.key_parts import GraphKey
+from holdfast.compile_cache.key_parts import GraphKey, Uncacheable
+
+_log = logging.getLogger(__name__)
+
+MAX_GUARDS_CHARS: Final = 1 << 18
+"""Enough for a graph with thousands of symbols; more does not fit into a record."""
+_MAX_POWER: Final = 16
+"""Shapes need squares and cubes; larger or nested powers could take forever to evaluate."""
+_OPERATORS: Final = (
+    ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Div, ast.Mod, ast.BitAnd, ast.BitOr, ast.BitXor,
+)  # fmt: skip
+# Functions and constants that every supported version writes.
+SHARED_NAMES: Final = frozenset(
+    {
+        "IsNonOverlappingAndDenseIndicator", "abs", "cast_symbool_to_symint_guardless", "math.ceil", "math.floor",
+        "math.inf", "math.log2", "math.sqrt", "math.trunc", "torch._sym_sqrt", "torch.sym_float", "torch.sym_not",
+    }
+)  # fmt: skip
+_COMPARISONS: Final = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+_SIGNS: Final = (ast.Not, ast.USub, ast.UAdd)
+
+
+@dataclass(frozen=True, slots=True)
+class GuardLanguage:
+    """The language in which a version of torch writes guards."""
+
+    names: frozenset[str]
+    """Functions and constants that guards may contain besides sizes, numbers and operators, such as "math.floor"."""
+
+    def evaluate(self, guards: str, inputs: Sequence[Any], *, install: bool) -> bool:
+        """Return whether guards hold for the sizes among `inputs`. If `install`, add them to dynamo's guards."""
+        if not guards:
+            return True
+        environment = _find_shape_env()
+        if environment is None or not self.is_plain(guards):
+            return False
+        sizes = [size for size in inputs if isinstance(size, torch.SymInt) and has_guarding_hint(size)]
+        values = sizes if install else [guarding_hint_or_throw(size) for size in sizes]
+        try:
+            return bool(environment.evaluate_guards_expression(guards, values))
+        except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+            _log.debug("guards %.200s cannot be evaluated: %s", guards, error)
+            return False
+
+    def is_plain(self, text: str) -> bool:
+        """Return whether guards only compare and calculate with sizes.
+
+        Torch evaluates guards as Python code, before the rest of an entry is verified. So a text that could do
+        anything else must not reach it.
+        """
+        if len(text) > MAX_GUARDS_CHARS:
+            return False
+        try:
+            return self._is_plain(ast.parse(text, mode="eval").body)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return False
+
+    def _is_plain(self, node: ast.expr) -> bool:
+        match node:
+            case ast.Constant(value=bool() | int() | float()):
+                return True
+            case ast.Subscript(value=ast.Name(id="L"), slice=ast.Constant(value=str())):
+                return True
+            case ast.BoolOp(values=values):
+                return all(map(self._is_plain, values))
+            case ast.Compare(left=left, ops=operators, comparators=others):
+                known = all(isinstance(operator, _COMPARISONS) for operator in operators)
+                return known and all(map(self._is_plain, (left, *others)))
+            case ast.UnaryOp(op=operator, operand=operand):
+                return isinstance(operator, _SIGNS) and self._is_plain(operand)
+            case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))):
+                is_nested = any(isinstance(below, ast.Pow) for below in ast.walk(left))
+                return 0 <= power <= _MAX_POWER and not is_nested and self._is_plain(left)
+            case ast.BinOp(left=left, op=operator, right=right):
+                return isinstance(operator, _OPERATORS) and self._is_plain(left) and self._is_plain(right)
+            case ast.IfExp(test=test, body=body, orelse=other):
+                return all(map(self._is_plain, (test, body, other)))
+            case ast.Call(func=ast.Name() | ast.Attribute() as function, args=arguments, keywords=[]):
+                return self._is_known(function) and all(map(self._is_plain, arguments))
+            case _:
+                return isinstance(node, ast.Attribute) and self._is_known(node)
+
+    def _is_known(self, node: ast.expr) -> bool:
+        match node:
+            case ast.Name(id=name):
+                return name in self.names
+            case ast.Attribute(value=ast.Name(id=owner), attr=name):
+                return f"{owner}.{name}" in self.names
+            case _:
+                return False
+
+
+def _find_shape_env() -> ShapeEnv | None:
+    context = TracingContext.try_get()
+    return context.fake_mode.shape_env if context and context.fake_mode else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Lifted:
+    """A graph that owns no tensors, and the tensors that it owned before: its first inputs, in this order."""
+
+    graph: GraphModule
+    tensors: list[torch.Tensor]
+
+    def bind(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that passes the tensors and its arguments to `run`, which was compiled from the graph."""
+        tensors = self.tensors
+        context = TracingContext.try_get()
+        if context is not None:
+            # Dynamo empties this list when the optimizer is deleted, so that its tensors can be freed.
+            context.params_flat = tensors
+
+        def call(*inputs: Any) -> Any:
+            return run(*tensors, *inputs)
+
+        return call
+
+
+def lift_tensors(graph: GraphModule) -> LiftedGraph | None:
+    """Return a copy of a graph with its parameters and buffers as first inputs; None if it has none.
+
+    Raises Uncacheable if dynamo did not record where one of them comes from.
+    """
+    own: dict[str, torch.Tensor] = dict(graph.named_parameters()) | dict(graph.named_buffers())
+    if not own:
+        return None
+    sources = getattr(graph, "_param_name_to_source", None)
+    used = {str(node.target): node for node in reversed(graph.graph.nodes) if node.op == "get_attr"}
+    if sources is None or any(name not in sources or name not in used for name in own):
+        raise Uncacheable(f"the graph contains its own parameters or buffers ({', '.join(list(own)[:3])})")
+    copied = Graph()
+    placeholders = {name: _add_input(copied, number, used[name], sources[name]) for number, name in enumerate(own)}
+    values: dict[Node, Node] = {}
+    for node in graph.graph.nodes:
+        if node.op == "get_attr" and node.target in placeholders:
+            values[node] = placeholders[node.target]
+            continue
+        values[node] = copied.node_copy(node, values.__getitem__)
+        if node.op == "placeholder":
+            _set_source(values[node], getattr(node, "_dynamo_source", None))
+    lifted = GraphModule(graph, copied)
+    lifted.meta = copy.copy(graph.meta)
+    # Torch expects it of every graph of dynamo; the graph has no parameters now.
+    object.__setattr__(lifted, "_param_name_to_source", {})
+    return _Lifted(lifted, list(own.values()))
+
+
+def _add_input(graph: Graph, number: int, attribute: Node, source: object) -> Node:
+    node = graph.placeholder(f"own_{number}")
+    node.meta = copy.copy(attribute.meta)
+    _set_source(node, source)
+    return node
+
+
+def _set_source(node: Any, source: object) -> None:  # Any: torch adds the attribute at run time
+    node._dynamo_source = source
+
 
 # Torch replaces the class of this module on import; the type stubs do not show `patch`.
 _patch_compiler_config: Final[Callable[..., Any]] = compiler_config.patch  # type: ignore[attr-defined]

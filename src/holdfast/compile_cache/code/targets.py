@@ -12,8 +12,7 @@ import torch
 import torch._numpy
 from torch._dynamo.utils import numpy_method_wrapper, numpy_operator_wrapper, numpy_to_tensor_wrapper
 
-from holdfast.compile_cache.code.known import is_in_torch
-from holdfast.compile_cache.code.operators import HIGHER_ORDER, name_operator
+from holdfast.compile_cache.code.known import HIGHER_ORDER, is_in_torch, name_operator
 from holdfast.compile_cache.key_parts import Uncacheable
 from holdfast.texts import shorten
 

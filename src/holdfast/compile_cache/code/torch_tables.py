@@ -21,8 +21,7 @@ import torch
 import torch._library.custom_ops as custom_ops
 import torch._library.simple_registry as registry
 
-from holdfast.compile_cache.code.known import find_user_code, is_in_torch
-from holdfast.compile_cache.code.operators import BUILTIN_NAMESPACES, is_builtin
+from holdfast.compile_cache.code.known import BUILTIN_NAMESPACES, find_user_code, is_builtin, is_in_torch
 
 
 class TableEntry(NamedTuple):

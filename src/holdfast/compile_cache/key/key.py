@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.fx import GraphModule
 
-from holdfast.compile_cache.key.cacheability import verify_cacheable
 from holdfast.compile_cache.key.flags import describe_flags
-from holdfast.compile_cache.key.graph import GraphText
+from holdfast.compile_cache.key.graph import GraphText, verify_cacheable
 from holdfast.compile_cache.key.inputs import Symbols, describe_aliasing, describe_inputs
 from holdfast.compile_cache.key.ops import describe_operators
 from holdfast.compile_cache.key.settings import describe_config, describe_options

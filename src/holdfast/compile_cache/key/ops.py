@@ -13,8 +13,7 @@ import torch._library.simple_registry as registry
 from torch.fx import GraphModule
 
 from holdfast.compile_cache.code.digest import digest_code
-from holdfast.compile_cache.code.known import find_user_code
-from holdfast.compile_cache.code.operators import is_builtin, name_operator
+from holdfast.compile_cache.code.known import find_user_code, is_builtin, name_operator
 from holdfast.compile_cache.code.torch_tables import (
     KERNELS,
     PATTERN,

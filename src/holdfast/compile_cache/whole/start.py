@@ -239,7 +239,7 @@ class WholeCall:
     def _note_use(self, variant: StoredVariant) -> None:
         """Record in the background that a program is in use, if its record is older than a day."""
         if variant.snapshot is not None and self._repo.store.clock() - variant.snapshot.time_s > DAY_S:
-            from holdfast.compile_cache.artifacts.last_use import record_use
+            from holdfast.compile_cache.artifacts.storing import record_use
 
             threading.Thread(target=record_use, args=(self._repo, [variant]), name="holdfast-use", daemon=True).start()
 

@@ -10,9 +10,8 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
-from holdfast.distributed.checkpoint.exchange import open_together
+from holdfast.distributed.checkpoint.exchange import ReplicaExchange, open_together
 from holdfast.distributed.checkpoint.plan import Planned, plan_save, verify_passed_by_all
-from holdfast.distributed.checkpoint.replicas import ReplicaExchange
 from holdfast.distributed.talk.collectives import Collectives
 from holdfast.distributed.talk.failures import name_ranks
 from holdfast.errors import BadName, HoldfastError, Mismatch
@@ -22,17 +21,14 @@ from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.read.reader import SnapshotReader
 from holdfast.repo.upkeep.prune import Pruned, PrunePlan
 from holdfast.repo.write.writer import Request, SaveResult, save
-from holdfast.snapshot.into.apply_plan import Loading, delaying_signals
-from holdfast.snapshot.into.journal import Journal
-from holdfast.snapshot.into.load_into import check_values, load_into, match_tree, note_held
-from holdfast.snapshot.into.plan import IntoOptions, IntoPlan
-from holdfast.snapshot.load.merge_trees import opening_whole, warn_of_variants
-from holdfast.snapshot.load.opened import Opened
-from holdfast.snapshot.save.device_digests import add_digests
-from holdfast.snapshot.save.save import SaveOptions, make_request, save_tree
-from holdfast.snapshot.save.staging import AsyncSaver, SaveHandle, Staging
-from holdfast.snapshot.view.finder import SnapshotFinder
-from holdfast.snapshot.view.lazy import Snapshot
+from holdfast.snapshot.finder import SnapshotFinder
+from holdfast.snapshot.into.load_into import Loading, check_values, delaying_signals, load_into, match_tree, note_held
+from holdfast.snapshot.into.plan import IntoOptions, IntoPlan, Journal
+from holdfast.snapshot.lazy import Snapshot
+from holdfast.snapshot.merge_trees import opening_whole, warn_of_variants
+from holdfast.snapshot.opened import Opened
+from holdfast.snapshot.save import SaveOptions, add_digests, make_request, save_tree
+from holdfast.snapshot.staging import AsyncSaver, SaveHandle, Staging
 from holdfast.texts import list_lines, list_some
 from holdfast.trees.registered import Types
 

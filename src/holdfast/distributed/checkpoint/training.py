@@ -16,11 +16,21 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.digest import hash_bytes
 from holdfast.errors import Mismatch, Unsupported
-from holdfast.snapshot.into.named import NamedModule, NamedOptimizer
-from holdfast.snapshot.optimizers import AnyOptimizer, Optimizers, is_optimizer, list_optimizers, unwrap
+from holdfast.snapshot.into.match import NamedModule, NamedOptimizer
 from holdfast.snapshot.resume import RngState
-from holdfast.snapshot.stateful import NO_POSITION, find_wrapping, is_stateful, read_state, unwrap_metadata
-from holdfast.tensors.sharding.sharded import PerRank, per_rank
+from holdfast.snapshot.stateful import (
+    NO_POSITION,
+    AnyOptimizer,
+    Optimizers,
+    find_wrapping,
+    is_optimizer,
+    is_stateful,
+    list_optimizers,
+    read_state,
+    unwrap,
+    unwrap_metadata,
+)
+from holdfast.tensors.sharding import PerRank, per_rank
 
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 """Attribute names under which wrappers keep the module: torch.compile, activation checkpointing, FSDP1."""

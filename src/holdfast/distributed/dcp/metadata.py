@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import (
 from holdfast.errors import Corrupt, NewerFormat, Unsupported
 from holdfast.json_text import Json
 from holdfast.repo.format.boxes import Box, volume, whole
-from holdfast.tensors.dtypes import dtype_name, find_dtype
+from holdfast.tensors.spec import dtype_name, find_dtype
 from holdfast.trees.encoding import decode_tree, encode_tree, refuse
 from holdfast.trees.outline import TreePath
 from holdfast.trees.registered import Types

@@ -21,7 +21,6 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader as TorchStorageReader
 from torch.futures import Future
 
-from holdfast.distributed.dcp.items import name_piece
 from holdfast.distributed.dcp.lazy_store import (
     CheckpointId,
     LazyStore,
@@ -37,6 +36,7 @@ from holdfast.distributed.dcp.metadata import (
     make_metadata,
     make_storage_meta,
 )
+from holdfast.distributed.dcp.writer import name_piece
 from holdfast.errors import Mismatch, NotFound, Unsupported
 from holdfast.json_text import Json
 from holdfast.repo.format.boxes import Box, Coordinates, add, slices, subtract
@@ -45,15 +45,14 @@ from holdfast.repo.format.manifest import Manifest
 from holdfast.repo.names.snapshots import CommittedSnapshot, read_snapshot
 from holdfast.repo.read.read_plan import Region
 from holdfast.repo.read.reader import SnapshotReader, Verify, open_snapshot, verify_mode
+from holdfast.snapshot.batches import FilledPart, LoadOptions
+from holdfast.snapshot.entries import verify_on_devices
 from holdfast.snapshot.into.in_place import mark_written
 from holdfast.snapshot.leaves import GRAD, PARTS, TENSOR
-from holdfast.snapshot.load.cells import FilledPart
-from holdfast.snapshot.load.device_check import verify_on_devices
-from holdfast.snapshot.load.load import load_node
-from holdfast.snapshot.load.opened import Opened
-from holdfast.snapshot.load.options import LoadOptions
+from holdfast.snapshot.load import load_node
+from holdfast.snapshot.opened import Opened
 from holdfast.snapshot.pickled import dump_payload, load_payload
-from holdfast.snapshot.view.slices import read_slice
+from holdfast.snapshot.slices import read_slice
 from holdfast.tensors.composite import has_own_bytes
 from holdfast.tensors.fakes import has_values
 from holdfast.tensors.spec import SpecDecoder, TensorSpec, contiguous_stride, decode_spec

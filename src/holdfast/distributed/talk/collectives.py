@@ -15,12 +15,10 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _get_process_
 from typing_extensions import Self
 
 from holdfast.distributed.talk import wire
-from holdfast.distributed.talk.call_ids import CallId, join_collective, number_call
+from holdfast.distributed.talk.call_ids import CallId, Pace, join_collective, number_call
 from holdfast.distributed.talk.failures import describe_error, make_error, make_lost_error
-from holdfast.distributed.talk.liveness import Pace
 from holdfast.distributed.talk.rounds import Answer, RoundCall, RoundFailed, Rounds, SingleProcessRounds
-from holdfast.distributed.talk.store_rounds import StoreRounds
-from holdfast.distributed.talk.store_thread import StoreThread, StoreThreadLost, connect_again
+from holdfast.distributed.talk.store_rounds import StoreRounds, StoreThread, StoreThreadLost, connect_again
 from holdfast.errors import RankError, RankFailure, Unsupported
 from holdfast.repo.write.world import GatherStep
 from holdfast.texts import add_note

@@ -11,15 +11,12 @@ import torch
 
 from holdfast.errors import BadFile, Untrusted
 from holdfast.formats.reading.byte_ranges import FileBytes, Geometry, Piece, assemble, open_file_in
-from holdfast.formats.reading.found import FoundCheckpoint, verify_depth
+from holdfast.formats.reading.found import FoundCheckpoint, Placeholders, TensorForm, make_tensor, verify_depth
 from holdfast.formats.reading.pickle_reader import MAX_PICKLE_BYTES, PickledObject, make_inert, read_pickle
-from holdfast.formats.reading.placeholders import Placeholders, TensorForm, make_tensor
-from holdfast.formats.reading.torch_file import read_torch_object
-from holdfast.formats.reading.torch_objects import TorchObjects
+from holdfast.formats.reading.torch_file import TorchObjects, read_torch_object
 from holdfast.repo.files import SourceFolder
 from holdfast.repo.format.boxes import Box
-from holdfast.tensors.dtypes import item_bytes
-from holdfast.tensors.spec import contiguous_stride
+from holdfast.tensors.spec import contiguous_stride, item_bytes
 
 METADATA_NAME: Final = ".metadata"
 _METADATA: Final = "torch.distributed.checkpoint.metadata"

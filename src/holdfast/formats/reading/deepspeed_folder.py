@@ -14,14 +14,12 @@ import torch
 
 from holdfast.errors import BadFile, Untrusted
 from holdfast.formats.reading.byte_ranges import ByteReader, SlicedBytes, join_bytes, open_file_in
-from holdfast.formats.reading.found import FoundCheckpoint
+from holdfast.formats.reading.found import FoundCheckpoint, Placeholders, TensorForm, make_tensor
 from holdfast.formats.reading.pickle_reader import PickledObject, make_inert
-from holdfast.formats.reading.placeholders import Placeholders, TensorForm, make_tensor
 from holdfast.formats.reading.torch_file import read_torch_object
 from holdfast.formats.receipt import LeftOut
 from holdfast.repo.files import SourceFolder
-from holdfast.tensors.dtypes import item_bytes
-from holdfast.tensors.spec import contiguous_stride
+from holdfast.tensors.spec import contiguous_stride, item_bytes
 
 _LATEST: Final = "latest"
 _OPTIM: Final = "_optim_states.pt"

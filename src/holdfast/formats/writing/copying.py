@@ -14,21 +14,22 @@ import torch
 from typing_extensions import Self
 
 from holdfast.digest import Digest
-from holdfast.formats.cast_errors import add_cast_errors
-from holdfast.formats.cell_digest import CellDigest
-from holdfast.formats.receipt import CastErrors, TensorDigest
+from holdfast.formats.digests import CellDigest, add_cast_errors
+from holdfast.formats.receipt import CarriedFile, CastErrors, LeftOut, ReceiptTensor, TensorDigest
+from holdfast.formats.writing.plan import PlannedTensor, SelectedTree, TensorPlan
 from holdfast.formats.writing.snapshot_tensor import PieceReader, SnapshotTensor, TensorPiece
+from holdfast.formats.writing.target import ExportTarget
 from holdfast.formats.writing.zip_layout import add_crc
 from holdfast.objects.blocks import BlockPool, LentBlock
 from holdfast.objects.thread_pool import Task, ThreadPool
 from holdfast.progress import Progress, Silent
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.boxes import Box
-from holdfast.snapshot.load.cast import is_cast
-from holdfast.snapshot.load.opened import Opened
-from holdfast.tensors.dtypes import dtype_name
+from holdfast.snapshot.entries import is_cast
+from holdfast.snapshot.opened import Opened
 from holdfast.tensors.memory import view_bytes, wrap_memory
-from holdfast.trees.move import cast_floating
+from holdfast.tensors.spec import dtype_name
+from holdfast.trees.apply import cast_floating
 
 _PIECES_AT_ONCE: Final = 1024
 """How many small tensors are read at a time."""
@@ -292,3 +293,33 @@ class _TensorTally:
             return source, source, None
         result = TensorDigest(dtype_name(self._dtype), self._spec.shape, self._result.digest())
         return source, result, self._errors
+
+
+@dataclass(frozen=True, slots=True)
+class ExportWork:
+    """One export: what to write, and what writes it."""
+
+    opened: Opened
+    tree: SelectedTree
+    plan: TensorPlan
+    copier: TensorCopier
+    target: ExportTarget
+    max_shard_bytes: int
+    """The largest size of a file, for formats of several files."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenExport:
+    """What was written: the content of the receipt."""
+
+    tensors: Sequence[ReceiptTensor]
+    left_out: Sequence[LeftOut]
+    files: Sequence[CarriedFile] = ()
+
+
+def make_receipt_tensor(planned: PlannedTensor, copied: Copied, file: str, name_in_files: str = "") -> ReceiptTensor:
+    """Return the line of the receipt for a tensor that was copied into a file."""
+    assert copied.source is not None, "the last job of a tensor has its facts"
+    assert copied.result is not None, "the last job of a tensor has its facts"
+    name = name_in_files or planned.name_in_files
+    return ReceiptTensor(planned.tensor.name, name, file, copied.source, copied.result, copied.cast)

@@ -20,13 +20,11 @@ from torch.distributed.checkpoint.metadata import (
 from holdfast.distributed.dcp.metadata import Stored, make_metadata, make_storage_meta
 from holdfast.errors import Unsupported
 from holdfast.formats.receipt import LeftOut
-from holdfast.formats.writing.copying import Copied
-from holdfast.formats.writing.pickle_text import PickleText
-from holdfast.formats.writing.plain_values import PlainTree, TensorRef
+from holdfast.formats.writing.copying import Copied, ExportWork, WrittenExport, make_receipt_tensor
+from holdfast.formats.writing.pickle_text import PickleText, PlainTree, TensorRef
 from holdfast.formats.writing.plan import PlannedTensor
 from holdfast.formats.writing.snapshot_tensor import SnapshotTensor, iter_slabs
 from holdfast.formats.writing.torch_file import StorageJob, TorchArchive, encode_single, plan_archive
-from holdfast.formats.writing.work import ExportWork, WrittenExport, make_receipt_tensor
 from holdfast.objects.blocks import PAGE_BYTES
 from holdfast.repo.format.boxes import Box, volume, whole
 from holdfast.snapshot.pickled import pickle_value

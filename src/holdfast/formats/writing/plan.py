@@ -11,7 +11,7 @@ from holdfast.formats.receipt import LeftOut
 from holdfast.formats.writing.snapshot_tensor import SnapshotTensor
 from holdfast.json_text import Json
 from holdfast.snapshot.leaves import GRAD, PARTS, TENSOR, describe_node
-from holdfast.snapshot.load.opened import Opened
+from holdfast.snapshot.opened import Opened
 from holdfast.tensors.spec import SpecDecoder
 from holdfast.texts import list_some
 from holdfast.trees.outline import Leaf, has_children, iter_children, iter_leaves, key_text

@@ -10,12 +10,12 @@ from itertools import accumulate, product
 from typing import Final
 
 from holdfast.digest import Digest
-from holdfast.formats.cell_digest import find_stored_digest
+from holdfast.formats.digests import find_stored_digest
 from holdfast.repo.format.boxes import Box, volume, whole
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.read.read_plan import Region
-from holdfast.snapshot.load.opened import Opened
-from holdfast.snapshot.view.slices import read_slice
+from holdfast.snapshot.opened import Opened
+from holdfast.snapshot.slices import read_slice
 from holdfast.tensors.memory import view_bytes, view_storage
 from holdfast.tensors.spec import TensorSpec, contiguous_stride
 

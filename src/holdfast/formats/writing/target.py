@@ -19,7 +19,7 @@ from holdfast.objects.blocks import LentBlock
 from holdfast.objects.local.block_io import BlockWriter
 from holdfast.objects.local.files import Files
 from holdfast.objects.local.local_store import can_bypass_cache
-from holdfast.objects.local.naming import UNSUPPORTED
+from holdfast.objects.local.upload import UNSUPPORTED
 from holdfast.texts import list_some
 
 RECEIPT_NAME: Final = "holdfast-receipt.json"

@@ -4,19 +4,62 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from holdfast.errors import BadName, StoreError
-from holdfast.objects.cloud.credentials import find_provider
 from holdfast.objects.cloud.place import CloudPlace
 from holdfast.objects.storage_options import StorageOptions
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
+
+_GIVEN: Final = ("access_key_id", "aws_access_key_id", "credential_provider", "skip_signature", "aws_skip_signature")
+"""Options after which no other credentials are of use."""
+_NATIVE: Final = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)
+"""Variables for which obstore finds the credentials by itself."""
+
+
+def find_provider(options: Mapping[str, Any]) -> Any:
+    """Return obstore's provider for the AWS profile of the user, or None if obstore finds the credentials by itself.
+
+    The profile is `profile` of the options, else that of AWS_PROFILE, else the default one. Raises BadName if the
+    options name a profile that cannot be used.
+    """
+    profile = options.get("profile")
+    if profile is None and (any(name in options for name in _GIVEN) or any(map(os.environ.get, _NATIVE))):
+        return None
+    if find_spec("boto3") is None:
+        if profile is not None:
+            raise BadName(f"the AWS profile {profile!r} needs boto3: install it with `pip install boto3`")
+        return None
+    return _make_provider(profile)
+
+
+def _make_provider(profile: str | None) -> Any:
+    import boto3
+    from botocore.exceptions import BotoCoreError
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
+    try:
+        return Boto3CredentialProvider(boto3.Session(profile_name=profile))
+    except BotoCoreError as error:  # a profile that does not exist, or cannot be parsed
+        raise BadName(f"the AWS profile cannot be used: {error}") from None
+    except ValueError:  # boto3 found no credentials at all
+        if profile is None:
+            return None
+        raise BadName(f"the AWS profile {profile!r} has no credentials") from None
+
 
 Load = Literal["small", "large"]
 """How much a request moves: a record or a listing, or a large part of a pack."""

@@ -1,4 +1,4 @@
-"""An object store in the cloud: conditional, checksummed puts, ranged reads, listings that need no order."""
+"""An object store in the cloud: conditional, checksummed puts, ranged reads, and an estimate of the server's clock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,23 +18,140 @@ from obstore import exceptions
 
 from holdfast.digest import Buffer
 from holdfast.errors import Corrupt, NotFound, ObjectExists, ReadOnlyStore, StoreError
+from holdfast.objects.blocks import GrowingBlock, LentBlock
 from holdfast.objects.cloud.client import LARGE_BYTES, ClientOwner, Load
 from holdfast.objects.cloud.failures import Attempt, CloudAction, find_cause, is_cut, translate
 from holdfast.objects.cloud.place import CloudPlace
-from holdfast.objects.cloud.server_clock import ServerClock
-from holdfast.objects.cloud.upload import PACK_BYTES, CloudUpload
 from holdfast.objects.disk_cache import DiskCache
 from holdfast.objects.protocol import (
     PAGE_LIMIT,
     ObjectInfo,
     ObjectStore,
     StoreTraits,
+    Upload,
     is_key,
     verify_key,
     verify_prefix,
 )
 from holdfast.objects.request_tally import RequestCount, RequestKind, RequestTally
 from holdfast.objects.storage_options import StorageOptions
+
+RESOLUTION_S: Final = 2.0
+"""Servers round times to seconds, so a smaller difference between two clocks is none."""
+_MAX_SPAN_S: Final = 10.0
+_FRESH_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Created:
+    """An object, and when this host began and ended its creation."""
+
+    key: str
+    began_s: float
+    ended_s: float
+
+
+class ServerClock:
+    """The clock of a server. Makes no requests: it learns from the answers to those that are made anyway."""
+
+    def __init__(self) -> None:
+        self._created: _Created | None = None
+        self._learned_monotonic_s: float | None = None
+        self.skew_s: float = 0.0
+        """How far the clock of the server is ahead of this host's; 0 until an object has shown it."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the clocks were compared in the last ten minutes."""
+        learned = self._learned_monotonic_s
+        return learned is not None and time.monotonic() - learned < _FRESH_S
+
+    def now(self) -> float:
+        """Return the time of the server, in seconds since 1970."""
+        return time.time() + self.skew_s
+
+    def note_created(self, key: str, *, began_s: float) -> None:
+        """Note that `key` was created between `began_s`, by the clock of this host, and now."""
+        ended_s = time.time()
+        # The creation of a large object, or one that was repeated, may have taken place at any time in between.
+        if 0.0 <= ended_s - began_s <= _MAX_SPAN_S:
+            self._created = _Created(key, began_s, ended_s)
+
+    def note_seen(self, infos: Iterable[ObjectInfo]) -> None:
+        """Compare the clocks, if the object that was created last is among `infos`."""
+        created = self._created
+        info = next((info for info in infos if info.key == created.key), None) if created else None
+        if created and info:
+            skew_s = info.modified_s - (created.began_s + created.ended_s) / 2
+            uncertainty_s = RESOLUTION_S + (created.ended_s - created.began_s) / 2
+            self.skew_s = skew_s if abs(skew_s) > uncertainty_s else 0.0
+            self._learned_monotonic_s, self._created = time.monotonic(), None
+
+
+PACK_BYTES: Final = 64 << 20
+_PACK_END_BYTES: Final = 12 << 20
+"""Room for the last batch of a pack and its footer."""
+
+
+class CloudUpload(Upload):
+    """An object in parts: blocks as they are, and copies of everything else. One put sends all parts, in order."""
+
+    def __init__(self, key: str, *, commit: Callable[[str, Sequence[memoryview]], None]) -> None:
+        self._key = key
+        self._commit = commit
+        self._has_ended = False
+        self._parts: list[memoryview] = []
+        self._blocks: list[LentBlock] = []
+        self._copies: GrowingBlock | None = None
+        """The part that is open at the end."""
+
+    def append(self, *buffers: Buffer) -> None:
+        """Append copies of `buffers`."""
+        self._verify_open()
+        for buffer in buffers:
+            view = memoryview(buffer).cast("B")
+            if view:
+                self._copies = self._copies or GrowingBlock(PACK_BYTES + _PACK_END_BYTES)
+                self._copies.append(view)
+
+    def append_block(self, block: LentBlock) -> None:
+        """Append a block without a copy, wherever it starts."""
+        self._verify_open()
+        self._close_part()
+        self._blocks.append(block)
+        self._parts.append(block.memory)
+
+    def commit(self) -> None:
+        """Send all bytes and make the object visible.
+
+        If that fails, the blocks are not released. A request that has not ended might still read them, and an object
+        with other bytes could be taken for this one.
+        """
+        self._verify_open()
+        self._close_part()
+        self._has_ended = True
+        parts, blocks = self._parts, self._blocks
+        self._parts, self._blocks = [], []
+        self._commit(self._key, parts or [memoryview(b"")])
+        for block in blocks:
+            block.release()
+
+    def abort(self) -> None:
+        """Drop what was appended."""
+        self._has_ended = True
+        blocks, self._parts, self._blocks, self._copies = self._blocks, [], [], None
+        for block in blocks:
+            block.release()
+
+    def _close_part(self) -> None:
+        if self._copies is not None:
+            self._parts.append(self._copies.find())
+            self._copies = None
+
+    def _verify_open(self) -> None:
+        if self._has_ended:
+            raise StoreError(f"the upload of {self._key} has ended; begin a new one", key=self._key)
+
 
 Result = TypeVar("Result")
 REQUESTS_AT_ONCE: Final = 64

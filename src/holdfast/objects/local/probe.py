@@ -14,7 +14,7 @@ from typing import Final
 from holdfast.errors import StoreError
 from holdfast.objects.local.files import Files, PosixFiles
 from holdfast.objects.local.local_store import LocalStore
-from holdfast.objects.local.naming import UNSUPPORTED, FileNamer, new_temp_name
+from holdfast.objects.local.upload import UNSUPPORTED, FileNamer, new_temp_name
 
 _SYNCS: Final = 5
 _BLOCK_BYTES: Final = 4096

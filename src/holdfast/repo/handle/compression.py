@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple, get_args
 
 from holdfast.objects.protocol import ObjectStore
-from holdfast.repo.format.codecs.codec import CodecLevel
+from holdfast.repo.format.codec import CodecLevel
 
 Compression = Literal["default", "auto", "fast", "small"] | None
 """How new chunks are stored: None: raw; "fast": LZ4; "small": zstd; "auto": what is soonest done, chunk by chunk.

@@ -24,8 +24,7 @@ from holdfast.repo.format.layout import (
     snapshot_stem,
     tag_stem,
 )
-from holdfast.repo.format.manifests_ahead import iter_needs
-from holdfast.repo.format.rank_manifests import Needs
+from holdfast.repo.format.rank_manifests import Needs, iter_needs
 from holdfast.repo.format.record import Fields
 from holdfast.repo.names.generations import (
     RELISTS,
@@ -38,7 +37,7 @@ from holdfast.repo.names.generations import (
     read_newest,
     read_record,
 )
-from holdfast.repo.names.marks import read_marked
+from holdfast.repo.names.leases import read_marked
 from holdfast.repo.names.snapshots import CommittedSnapshot, NameState, parse_snapshot
 
 LeaseStanding = Literal["gone", "live", "released", "fenced"]

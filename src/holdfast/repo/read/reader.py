@@ -20,8 +20,7 @@ from holdfast.objects.protocol import KeptReads, ReadInto
 from holdfast.progress import LockedProgress, Progress
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import CHUNK_BYTES, UNIT_BYTES, ChunkRef, verify_chunk
-from holdfast.repo.format.codecs.codec import decode_into, open_stored
-from holdfast.repo.format.codecs.delta import apply_delta, find_base_digest, open_delta
+from holdfast.repo.format.codec import apply_delta, decode_into, find_base_digest, open_delta, open_stored
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import pack_key
 from holdfast.repo.format.manifest import Manifest

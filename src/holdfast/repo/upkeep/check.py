@@ -1,36 +1,393 @@
-"""Checks a store, its structure or every byte; yields a finding for each problem, with the snapshots it affects."""
+"""Checks a store, its records, structure or every byte; yields a finding for each problem, with affected snapshots."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from itertools import islice
+from typing import Final, Literal
 
-from holdfast.digest import Digest, hash_bytes, short_hex
+from holdfast.digest import Digest, fingerprint, hash_bytes, short_hex
 from holdfast.errors import Corrupt, HoldfastError, NewerFormat, NotFound, StoreError
 from holdfast.lru import LruCache
-from holdfast.objects.protocol import ObjectInfo, ObjectStore
+from holdfast.objects.blocks import BlockPool
+from holdfast.objects.protocol import ObjectInfo, ObjectStore, is_key
 from holdfast.progress import Progress, Silent
-from holdfast.repo.engine import Engine
+from holdfast.repo.engine import Engine, Stages
 from holdfast.repo.format.chunk import CHUNK_BYTES, DELTA, WHOLE, Base, ChunkRef, Location, has_possible_size
-from holdfast.repo.format.codecs.codec import open_stored
-from holdfast.repo.format.codecs.delta import find_base_digest, open_delta
+from holdfast.repo.format.codec import find_base_digest, open_delta, open_stored
 from holdfast.repo.format.entry import Entry
-from holdfast.repo.format.layout import INDEX, MANIFESTS, PACKS, manifest_key, pack_key
+from holdfast.repo.format.layout import (
+    BAD,
+    CONFIG,
+    INDEX,
+    LEASES,
+    MANIFESTS,
+    MARKS,
+    PACKS,
+    PREFIXES,
+    SNAPSHOTS,
+    TAGS,
+    generation_key,
+    is_file_id,
+    is_lease_id,
+    manifest_key,
+    pack_key,
+    split_generation,
+    split_stem,
+)
 from holdfast.repo.format.manifest import decode_manifest
-from holdfast.repo.format.manifests_ahead import iter_manifests, take_read
-from holdfast.repo.format.pack import HEADER, Footer, PackedChunk, iter_pack_footers, parse_pack_key, read_footer
-from holdfast.repo.format.rank_manifests import Manifests
+from holdfast.repo.format.pack import (
+    HEADER,
+    PAGE_BYTES,
+    Footer,
+    PackedChunk,
+    iter_pack_footers,
+    parse_pack_key,
+    read_footer,
+)
+from holdfast.repo.format.rank_manifests import Manifests, iter_manifests, take_read
+from holdfast.repo.format.record import Fields
+from holdfast.repo.handle.config import parse_config
 from holdfast.repo.handle.index import Fragment
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES
-from holdfast.repo.names.snapshots import CommittedSnapshot, read_name
-from holdfast.repo.read.copies import ROW_COST_BYTES, iter_footers
-from holdfast.repo.stages import Stages
-from holdfast.repo.upkeep.check_records import Roots, check_links, check_records
-from holdfast.repo.upkeep.findings import Finding, Severity, Tally
-from holdfast.repo.upkeep.scrub import PackSection, Scrubbed, Scrubber, cut_pack
+from holdfast.repo.names.generations import ReadRecord, iter_records, iter_stems, read_record
+from holdfast.repo.names.leases import EXPIRE_S
+from holdfast.repo.names.roots import verify_record
+from holdfast.repo.names.snapshots import CommittedSnapshot, parse_snapshot, read_name
+from holdfast.repo.read.any_copy import ROW_COST_BYTES, iter_footers
 from holdfast.repo.upkeep.usage import PackPosition
+
+Severity = Literal["error", "warning", "note"]
+"""error: saved data cannot be read. warning: damage that has lost no data yet. note: harmless leftovers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One problem in a store."""
+
+    severity: Severity
+    code: str
+    """A stable identifier for programs."""
+    key: str
+    """The key of the affected object."""
+    message: str
+    advice: str
+    snapshot: str = ""
+    entry: str = ""
+    chunk: str = ""
+    pack: str = ""
+
+
+@dataclass(slots=True)
+class Tally:
+    """How much a check has covered."""
+
+    objects: int = 0
+    snapshots: int = 0
+    manifests: int = 0
+    packs: int = 0
+    chunks: int = 0
+    stored_bytes: int = 0
+    """The size of all packs and manifests."""
+    bytes_read: int = 0
+    """How many of these bytes were read and verified: all of them, if every byte is checked and can be read."""
+
+
+@dataclass(slots=True)
+class Roots:
+    """The current snapshots, filled in while records are checked."""
+
+    current: list[CommittedSnapshot] = field(default_factory=list)
+    is_newer: bool = False
+    """The store has a newer format than this version supports, so nothing else in it can be checked."""
+
+
+def check_records(store: ObjectStore, roots: Roots, tally: Tally) -> Iterator[Finding]:
+    """Check all records, current and replaced ones; add the current snapshots to `roots`."""
+    yield from _check_config(store, roots, tally)
+    if roots.is_newer:
+        return
+    for prefix in (SNAPSHOTS, TAGS):
+        stems = list(iter_stems(store, prefix))
+        keys = (generation_key(stem, number) for stem, generations in stems for number in reversed(generations))
+        records = iter_records(store, keys)
+        for stem, generations in stems:
+            tally.objects += len(generations)
+            yield from _check_name(stem, generations, records, roots)
+    infos = [info for objects in store.list_together((LEASES, MARKS, BAD)) for info in objects]
+    # Keys are ordered, so the last record of a lease has its state.
+    last = {info.key.rpartition("@")[0]: info.key for info in infos}
+    now_s = store.clock()
+    for info, record in zip(infos, iter_records(store, (info.key for info in infos)), strict=True):
+        tally.objects += 1
+        is_old = now_s - info.modified_s > EXPIRE_S
+        yield from _check_temporary(info.key, record, is_old=is_old and last[info.key.rpartition("@")[0]] == info.key)
+    yield from _check_keys(store)
+
+
+def check_links(store: ObjectStore) -> Iterator[Finding]:
+    """Report each symbolic link: no operation follows it, and listings that meet it raise an error."""
+    for path in store.iter_links():
+        text = f"{path} is a symbolic link; links inside a store are never followed"
+        if is_key(path):
+            advice = "replace it by its target, or remove it; until then saves and collections may be refused"
+            yield Finding("error", "link", path, text, advice)
+        else:
+            yield Finding("warning", "link", path, text, "Holdfast does not write such a file; remove it")
+
+
+def _check_config(store: ObjectStore, roots: Roots, tally: Tally) -> Iterator[Finding]:
+    """Check all generations of the config, the highest first: the first that can be read is the one that counts."""
+    infos = list(store.iter_objects(CONFIG))
+    tally.objects += len(infos)
+    num_torn = 0
+    is_known = False
+    for info in reversed(infos):
+        try:
+            fields = read_record(store, info.key)
+            if fields is None:
+                num_torn += 1
+                yield _torn(info.key)
+                continue
+            split = split_generation(info.key)
+            fields.expect(generation=split[1] if split else -1)
+            parse_config(fields, url=store.url)
+            is_known = True
+        except NewerFormat as error:
+            if not is_known:
+                roots.is_newer = True
+                advice = "upgrade Holdfast; nothing else was checked, because this version does not know the format"
+                yield Finding("error", "newer-format", info.key, str(error), advice)
+                return
+        except HoldfastError as error:
+            severity: Severity = "warning" if is_known else "error"
+            yield Finding(
+                severity, "config-damaged", info.key, str(error), "restore this file from a copy of the store"
+            )
+    if num_torn < len(infos):
+        return
+    has_others = any(not key.startswith(CONFIG) for key in _iter_first_keys(store))
+    if has_others and list(store.iter_objects(CONFIG)) != infos:
+        # A writer creates the config before anything else: the store was made after the configs were listed.
+        yield from _check_config(store, roots, tally)
+    elif has_others or not infos:
+        # A torn config never counted. If the store has nothing else, its creation was interrupted: that is no error.
+        yield Finding("error", "config-missing", CONFIG, "the store has no config", "restore config/ from a copy")
+
+
+def _iter_first_keys(store: ObjectStore) -> Iterator[str]:
+    """Yield the first key under each prefix of the format."""
+    return (info.key for prefix in PREFIXES for info in store.list(prefix, limit=1))
+
+
+def _check_name(stem: str, generations: list[int], records: Iterator[ReadRecord], roots: Roots) -> Iterator[Finding]:
+    """Check all generations of a name, the highest first: the first that is not torn is the one that counts."""
+    is_current = True
+    for generation in reversed(generations):
+        key = generation_key(stem, generation)
+        try:
+            fields = next(records).take_fields()
+            if fields is None:
+                yield _torn(key)
+                continue
+            snapshot = _parse_fields(fields, stem, generation)
+            if snapshot and is_current:
+                roots.current.append(snapshot)
+        except NotFound:
+            continue  # collected since it was listed
+        except (Corrupt, NewerFormat, StoreError) as error:
+            severity: Severity = "error" if is_current else "warning"
+            advice = "it is not needed any more: `holdfast gc --yes` removes it"
+            if is_current:
+                advice = "restore this file from a copy of the store; reading the name fails until then"
+            name = split_stem(stem) if stem.startswith(SNAPSHOTS) else ""
+            yield Finding(severity, "record-damaged", key, str(error), advice, snapshot=name)
+        is_current = False
+
+
+def _parse_fields(fields: Fields, stem: str, generation: int) -> CommittedSnapshot | None:
+    """Check the fields of a snapshot or tag record; return the snapshot if the record is a live one."""
+    verify_record(fields, stem, generation)
+    if fields.text("state") != "live":
+        return None
+    if stem.startswith(SNAPSHOTS):
+        return parse_snapshot(fields)
+    fields.digest("digest")
+    return None
+
+
+def _check_temporary(key: str, record: ReadRecord, *, is_old: bool) -> Iterator[Finding]:
+    """Check a temporary record: a lease, which may be the last and old, a mark or a note of a bad pack."""
+    try:
+        fields = record.take_fields()
+        if fields is None:
+            yield _torn(key)
+            return
+        if key.startswith(LEASES):
+            stem, generation = split_generation(key) or (key, -1)
+            fields.expect(kind="lease", lease=stem.removeprefix(LEASES), generation=generation)
+            if is_old and fields.text("state") == "live":
+                text = f"a save on {fields.text('host')} ended without releasing its lease: {fields.text('purpose')}"
+                yield Finding("note", "lease-abandoned", key, text, "`holdfast gc --yes` removes it")
+        if key.startswith(MARKS):
+            fields.expect(kind="mark")
+            fields.texts("keys")
+    except NotFound:
+        return
+    except (Corrupt, NewerFormat, StoreError) as error:
+        advice = "no snapshot depends on it; delete the file when no save or collection is running"
+        yield Finding("warning", "record-damaged", key, str(error), advice)
+
+
+def _check_keys(store: ObjectStore) -> Iterator[Finding]:
+    for info in store.iter_folders("", PREFIXES):
+        if not _is_known(info.key):
+            text = f"{info.key} is not a file that this version of Holdfast writes"
+            advice = "if a later version put it there, upgrade; otherwise move it away"
+            yield Finding("warning", "unknown-object", info.key, text, advice)
+
+
+def _is_known(key: str) -> bool:
+    prefix = key.partition("/")[0] + "/"
+    rest = key.removeprefix(prefix)
+    if prefix not in PREFIXES:
+        return False
+    if prefix in (PACKS, MANIFESTS):
+        return is_file_id(rest)
+    if prefix in (CONFIG, SNAPSHOTS, TAGS):
+        return split_generation(key) is not None
+    if prefix == LEASES:
+        return is_lease_id(rest.partition("@")[0]) and split_generation(key) is not None
+    if prefix == INDEX:
+        return len(rest) == 64 and all(char in "0123456789abcdef" for char in rest)
+    return True
+
+
+def _torn(key: str) -> Finding:
+    text = f"record {key} is cut short: it counts as never written"
+    # A crash cannot tear a record if creates are atomic, so a torn permanent record deserves a warning.
+    is_permanent = key.startswith((SNAPSHOTS, TAGS, CONFIG))
+    advice = "if a save of that name had returned, restore this file from a copy; otherwise it is harmless"
+    if not is_permanent:
+        advice = "`holdfast gc --yes` removes it"
+    return Finding("warning" if is_permanent else "note", "record-torn", key, text, advice)
+
+
+_READ_BYTES: Final = 4 * CHUNK_BYTES
+"""Size of one read: smaller reads make a disk slower, larger ones do not fit in the CPU cache."""
+_BATCH: Final = 4
+"""Sections per task: handing over a single one costs as much as opening its file."""
+_BUFFER_BYTES: Final = _READ_BYTES + 2 * PAGE_BYTES
+_ZEROS: Final = bytes(PAGE_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class PackSection:
+    """A part of a pack that is read at once: whole chunks and their padding."""
+
+    pack_id: str
+    start: int
+    stop: int
+    chunks: tuple[PackedChunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scrubbed:
+    """What was found when a section was read."""
+
+    section: PackSection
+    bad_chunks: tuple[PackedChunk, ...] = ()
+    has_bad_padding: bool = False
+    error: str = ""
+    """Why the section could not be read; empty if it could."""
+
+
+def cut_pack(pack_id: str, footer: Footer, *, data_start: int) -> Iterator[PackSection]:
+    """Cut the part of a pack between header and footer into sections."""
+    start = end = data_start
+    chunks: list[PackedChunk] = []
+    for chunk in footer.chunks:
+        stop = chunk.location.offset + chunk.location.stored_bytes
+        if chunks and stop - start > _READ_BYTES:
+            yield PackSection(pack_id, start, end, tuple(chunks))
+            start, chunks = end, []
+        chunks.append(chunk)
+        end = stop
+    yield PackSection(pack_id, start, footer.footer_offset, tuple(chunks))
+
+
+class Scrubber:
+    """Reads and verifies sections on an engine's threads, which reuse their buffers."""
+
+    def __init__(self, store: ObjectStore, engine: Engine, stages: Stages) -> None:
+        """Read from `store` on the threads of `engine`."""
+        self._store = store
+        self._stages = stages
+        self._engine = engine
+        self._blocks = BlockPool(_BUFFER_BYTES, kept=engine.threads, huge=True)
+
+    def scrub(self, sections: Iterable[PackSection]) -> Iterator[Scrubbed]:
+        """Yield the result of each section, in order, while others are read in the background."""
+        for batch in self._engine.iter_results(self._scrub_batch, _iter_batches(sections)):
+            yield from batch
+
+    def _scrub_batch(self, batch: Sequence[PackSection]) -> list[Scrubbed]:
+        return [self._scrub_one(section) for section in batch]
+
+    def _scrub_one(self, section: PackSection) -> Scrubbed:
+        with self._blocks.lend() as block:
+            return self._scrub_in(block, section)
+
+    def _scrub_in(self, block: memoryview, section: PackSection) -> Scrubbed:
+        # Read from a page boundary into an aligned buffer: direct I/O then needs no copy.
+        before, size = section.start % PAGE_BYTES, section.stop - section.start
+        if before + size > len(block):
+            block = memoryview(bytearray(before + size))
+        try:
+            with self._stages.time("read", size):
+                self._store.read_into(pack_key(section.pack_id), section.start - before, block[: before + size])
+        except (NotFound, Corrupt, StoreError) as error:
+            return Scrubbed(section, section.chunks, error=str(error))
+        with self._stages.time("verify", size):
+            return _verify_section(section, block[before : before + size])
+
+
+def _verify_section(section: PackSection, data: memoryview) -> Scrubbed:
+    """Return the chunks that are damaged, and whether padding is."""
+    bad: list[PackedChunk] = []
+    is_clean = True
+    end = 0
+    for chunk in section.chunks:
+        first = chunk.location.offset - section.start
+        is_clean = is_clean and _is_zero(data[end:first])
+        end = first + chunk.location.stored_bytes
+        if not _is_intact(data[first:end], chunk):
+            bad.append(chunk)
+    is_clean = is_clean and _is_zero(data[end:])
+    return Scrubbed(section, tuple(bad), has_bad_padding=not is_clean)
+
+
+def _iter_batches(sections: Iterable[PackSection]) -> Iterator[tuple[list[PackSection], int]]:
+    left = iter(sections)
+    while batch := list(islice(left, _BATCH)):
+        yield batch, _BUFFER_BYTES  # the sections of a batch are read one by one into the same buffer
+
+
+def _is_intact(stored: memoryview, chunk: PackedChunk) -> bool:
+    # A delta needs its base, and a codec of a later version cannot be decoded: the fingerprint is of the stored bytes.
+    if chunk.location.codec not in WHOLE:
+        return fingerprint(stored) == chunk.location.fingerprint
+    try:
+        return hash_bytes(open_stored(chunk.location, stored, chunk.size_bytes)) == chunk.digest
+    except Corrupt:
+        return False
+
+
+def _is_zero(padding: memoryview) -> bool:
+    return padding == _ZEROS[: len(padding)]
+
 
 _MAX_MANIFEST_BYTES: Final = 1 << 30
 _RESTORE: Final = "restore the pack from a copy of the store, or delete the snapshot"

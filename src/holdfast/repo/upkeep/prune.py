@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Final, Literal, get_args
 
-from holdfast.display.readable import readable_repr
+from holdfast.display.markup import readable_repr
 from holdfast.errors import Corrupt, NameInUse
 from holdfast.objects.protocol import ObjectStore
 from holdfast.progress import Progress
@@ -18,11 +18,12 @@ from holdfast.repo.format.layout import natural_order
 from holdfast.repo.names.snapshots import (
     CommittedSnapshot,
     DamagedName,
+    Tag,
     delete_if_unchanged,
+    iter_tags,
     iter_user_names,
     read_name,
 )
-from holdfast.repo.names.tags import Tag, iter_tags
 from holdfast.texts import list_some
 
 _STEP: Final = re.compile(r"([0-9]+)[^0-9]*\Z")

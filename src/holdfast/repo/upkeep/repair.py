@@ -14,12 +14,11 @@ from holdfast.repo.format.rank_manifests import read_needs
 from holdfast.repo.handle.index import ChunkIndex, write_fragment
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.generations import create_generation
-from holdfast.repo.names.marks import read_bad_packs
+from holdfast.repo.names.leases import read_bad_packs
 from holdfast.repo.names.roots import is_present
 from holdfast.repo.names.snapshots import CommittedSnapshot, iter_names, read_name
-from holdfast.repo.read.copies import iter_footers
-from holdfast.repo.upkeep.check import Checker
-from holdfast.repo.upkeep.findings import Finding
+from holdfast.repo.read.any_copy import iter_footers
+from holdfast.repo.upkeep.check import Checker, Finding
 from holdfast.repo.upkeep.transfer import move_snapshot, restore_snapshot
 
 ActionKind = Literal["reindex", "quarantine", "heal", "discard", "restore"]

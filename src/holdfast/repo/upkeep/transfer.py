@@ -16,8 +16,7 @@ from holdfast.json_text import canonical_json
 from holdfast.progress import Progress, Silent
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import BLOSC2, CHUNK_BYTES, DELTA, RAW, Base, ChunkRef, Location, iter_places
-from holdfast.repo.format.codecs.codec import encode
-from holdfast.repo.format.codecs.delta import find_base_digest, find_item_bytes
+from holdfast.repo.format.codec import encode, find_base_digest, find_item_bytes
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import find_shelf, manifest_key, pack_key
 from holdfast.repo.format.manifest import Manifest

@@ -11,9 +11,8 @@ from holdfast.objects.protocol import ObjectInfo, ObjectStore
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import MANIFESTS, PACKS, pack_key
 from holdfast.repo.format.manifest import ChunkPlace
-from holdfast.repo.format.manifests_ahead import iter_manifests, take_read
 from holdfast.repo.format.pack import Footer, iter_pack_footers, parse_pack_key
-from holdfast.repo.format.rank_manifests import Manifests
+from holdfast.repo.format.rank_manifests import Manifests, iter_manifests, take_read
 from holdfast.repo.names.snapshots import CommittedSnapshot
 
 PackPosition = tuple[str, int]

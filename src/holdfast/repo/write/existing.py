@@ -13,8 +13,7 @@ from holdfast.errors import Corrupt, NewerFormat, NotFound, StoreError
 from holdfast.objects.blocks import BlockPool
 from holdfast.objects.protocol import PAGE_LIMIT, ObjectInfo, ObjectStore
 from holdfast.repo.format.chunk import CHUNK_BYTES, DELTA, Base, Location, has_possible_size, iter_places
-from holdfast.repo.format.codecs.codec import open_stored
-from holdfast.repo.format.codecs.delta import find_base_digest, open_delta
+from holdfast.repo.format.codec import find_base_digest, open_delta, open_stored
 from holdfast.repo.format.layout import (
     SNAPSHOTS,
     may_start_with,

@@ -12,7 +12,7 @@ from holdfast.digest import Digest, fingerprint, hash_bytes
 from holdfast.errors import SourceChanged
 from holdfast.objects.blocks import BlockPool, LentBlock, copy_bytes
 from holdfast.progress import Progress
-from holdfast.repo.engine import Engine
+from holdfast.repo.engine import Engine, Stages
 from holdfast.repo.format.chunk import (
     BLOSC2,
     CHUNK_BYTES,
@@ -27,9 +27,8 @@ from holdfast.repo.format.chunk import (
 from holdfast.repo.format.entry import ChunkRows
 from holdfast.repo.format.pack import LINE_BYTES, NewChunk, choose_alignment
 from holdfast.repo.format.source import SourceChunk, iter_groups
-from holdfast.repo.handle.remembered import HINTED_BYTES, ChangeHints
+from holdfast.repo.handle.repository import HINTED_BYTES, ChangeHints
 from holdfast.repo.read.read_plan import READ_COST_BYTES
-from holdfast.repo.stages import Stages
 from holdfast.repo.write.encoding import ChunkEncoder, Way
 from holdfast.repo.write.existing import ExistingChunks, WantedChunk
 from holdfast.repo.write.packing import Packer

@@ -43,17 +43,14 @@ from holdfast.repo.format.layout import (
     pack_key,
     parse_part,
 )
-from holdfast.repo.format.manifest import read_manifest
-from holdfast.repo.format.manifest_encoding import encode_manifest
+from holdfast.repo.format.manifest import encode_manifest, read_manifest
 from holdfast.repo.handle.index import apply_merge, merge_tiers, plan_merge
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.generations import list_generations
-from holdfast.repo.names.leases import Lease, kept_alive
-from holdfast.repo.names.marks import read_bad_packs, read_marked, read_marks
+from holdfast.repo.names.leases import Lease, kept_alive, read_bad_packs, read_marked, read_marks
 from holdfast.repo.names.roots import RollbackTarget, is_present, iter_needed, read_rollback_target
 from holdfast.repo.names.snapshots import CommittedSnapshot, NameState, commit_snapshot, withdraw_snapshot
-from holdfast.repo.write.packing import Packer
-from holdfast.repo.write.shares import plan_shares
+from holdfast.repo.write.packing import Packer, plan_shares
 from holdfast.repo.write.world import SINGLE_PROCESS, Ranks
 
 _log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from holdfast.objects.protocol import ObjectInfo
 from holdfast.progress import Progress, Silent
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import INLINE_BYTES, ChunkRef
-from holdfast.repo.format.codecs.codec import CodecLevel
+from holdfast.repo.format.codec import CodecLevel
 from holdfast.repo.format.entry import NO_RANK, ChunkRows, Entry, EntryRows, digest_parts, digest_snapshot, repeat_rows
 from holdfast.repo.format.layout import find_shelf, verify_name
 from holdfast.repo.format.manifest import Manifest
@@ -50,11 +50,10 @@ from holdfast.repo.names.snapshots import (
     read_name,
     read_snapshot,
 )
-from holdfast.repo.write.deltas import DeltaEncoder
-from holdfast.repo.write.encoding import ChunkEncoder
+from holdfast.repo.write.encoding import ChunkEncoder, DeltaEncoder
 from holdfast.repo.write.existing import ExistingChunks, is_whole, list_names, read_base, read_bases
 from holdfast.repo.write.fill import Filler, Hasher
-from holdfast.repo.write.shares import plan_shares
+from holdfast.repo.write.packing import plan_shares
 from holdfast.repo.write.transaction import (
     CommitPhase,
     Draft,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from holdfast.compile_cache.artifacts.described import describe_key, explain_key
 from holdfast.compile_cache.artifacts.limits import StoredKey, read_stored
+from holdfast.compile_cache.artifacts.why import describe_key, explain_key
 from holdfast.errors import NotFound
 from holdfast.json_text import Json
 from holdfast.repo.handle.repository import Repository
-from holdfast.serving.request import choose_sort
+from holdfast.serving.answer import choose_sort
 
 MAX_KEYS: Final = 2000
 """Keys of one page."""

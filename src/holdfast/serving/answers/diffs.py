@@ -6,9 +6,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from holdfast.diff.changes import Change
+from holdfast.diff.changes import Change, describe_change, summarize_diff
 from holdfast.diff.compare import compare
-from holdfast.diff.described import describe_change, summarize_diff
 from holdfast.json_text import Json
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot

@@ -23,8 +23,8 @@ from holdfast.repo.format.rank_manifests import Manifests
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.upkeep.usage import find_leases, find_new_bytes
+from holdfast.serving.answer import choose_sort
 from holdfast.serving.answers.snapshots import read_present
-from holdfast.serving.request import choose_sort
 from holdfast.trees.outline import TREE, iter_leaves
 
 MAX_PIECES: Final = 1000

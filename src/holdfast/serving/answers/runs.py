@@ -14,8 +14,7 @@ import numpy as np
 from holdfast.capture.compare.compare import DiffOptions, diff_runs
 from holdfast.capture.compare.nan import find_nonfinite
 from holdfast.capture.compare.result import Origin
-from holdfast.capture.report.html import make_policy, render_html
-from holdfast.capture.report.report import make_report
+from holdfast.capture.report.report import make_policy, make_report, render_html
 from holdfast.capture.stored.described import describe_event, describe_run, label_site, name_level
 from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.runs import Run, iter_runs, read_run

@@ -10,8 +10,7 @@ from typing import Final
 
 from holdfast.errors import BadName, NotFound, SnapshotGone
 from holdfast.json_text import Json, describe_number, is_number
-from holdfast.query.described import describe_damage, describe_snapshot
-from holdfast.query.facts import MISSING, Facts, is_finite
+from holdfast.query.facts import MISSING, Facts, describe_damage, describe_snapshot, is_finite
 from holdfast.query.globs import Glob, is_glob
 from holdfast.query.lineage import parse_lineage
 from holdfast.query.select import parse_query, select
@@ -20,7 +19,7 @@ from holdfast.repo.format.rank_manifests import Manifests, read_manifests
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot
 from holdfast.repo.upkeep.usage import find_leases, find_stored_bytes, sum_new_bytes
-from holdfast.serving.listing import StoreState
+from holdfast.serving.remembered import StoreState
 
 MAX_PAGE: Final = 500
 MAX_POINTS: Final = 20_000

@@ -16,7 +16,7 @@ from holdfast.capture.stored.events import Stats
 from holdfast.capture.stored.statistics import GrowingHistogram, SpreadTally, StatsTally
 from holdfast.errors import BadName, NotFound, TooLarge
 from holdfast.json_text import Json, describe_number
-from holdfast.snapshot.view.lazy import LazyTensor, Snapshot
+from holdfast.snapshot.lazy import LazyTensor, Snapshot
 
 _BLOCK_ITEMS: Final = 1 << 20
 """Values that are read and measured at a time; each intermediate result takes 8 bytes per value."""

@@ -12,15 +12,15 @@ from holdfast.mirror.retention import keep_unmirrored
 from holdfast.objects.protocol import ObjectStore
 from holdfast.objects.request_tally import RequestCount, RequestKind
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.marks import read_bad_packs, read_marks
+from holdfast.repo.names.leases import read_bad_packs, read_marks
 from holdfast.repo.names.roots import read_leases
 from holdfast.repo.upkeep.check import Checker
 from holdfast.repo.upkeep.prune import Keep, PruneDecision, parse_best, read_prune_plan
-from holdfast.serving.request import ApiRequest, choose_sort
+from holdfast.serving.answer import ApiRequest, choose_sort
 from holdfast.texts import format_utc, parse_duration
 
 if TYPE_CHECKING:
-    from holdfast.serving.answers.ledger import ChunkLedger
+    from holdfast.serving.answers.sharing import ChunkLedger
 
 MAX_ROWS: Final = 2000
 """Leases, or bad packs, in an answer."""

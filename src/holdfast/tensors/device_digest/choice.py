@@ -1,4 +1,4 @@
-"""Chooses how digests are computed on a device, after it was checked there against the CPU."""
+"""BLAKE3 of tensors on their device, computed in the way that was chosen and checked there against the CPU."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ import torch
 from holdfast.digest import Buffer, Digest, hash_parts
 from holdfast.errors import DeviceFault, Unsupported
 from holdfast.tensors.device_copy import WITH_STREAMS
-from holdfast.tensors.device_digest.pieces import DeviceBytes, DevicePiece, cut_pieces
+from holdfast.tensors.device_digest.pieces import DeviceBytes, DevicePiece, Kernels, cut_pieces, digest_by_tree
 from holdfast.tensors.device_digest.torch_ops import TorchKernels
-from holdfast.tensors.device_digest.tree import Kernels, digest_by_tree
 from holdfast.tensors.memory import view_bytes, wrap_memory
 
 DigestBackend = Literal["cpu", "torch", "triton"]
@@ -188,3 +187,35 @@ def digest_on_cpu(pieces: Iterable[DevicePiece]) -> list[Digest]:
 def _iter_copies(piece: DevicePiece) -> Iterator[Buffer]:
     for part in cut_pieces([piece]):
         yield view_bytes(part.data.read(part.start, part.stop).cpu())
+
+
+def digest(tensor: torch.Tensor, *, backend: DigestBackend | None = None) -> Digest:
+    """Return the BLAKE3-256 of a tensor's values in C order, computed on the tensor's device.
+
+    It is the digest of `tensor.contiguous()`'s bytes, on any device. A tensor without bytes has the digest of b"".
+
+    Args:
+        tensor: An ordinary tensor. It may have gaps; these are not hashed.
+        backend: "cpu", "torch" or "triton". None chooses the fastest that was checked on the device.
+
+    Raises:
+        Unsupported: The tensor has no memory of its own, or the backend cannot be used on its device.
+    """
+    data = DeviceBytes.from_tensor(tensor)
+    return digest_pieces([DevicePiece(data, 0, data.size_bytes)], backend=backend)[0]
+
+
+def digest_pieces(pieces: Sequence[DevicePiece], *, backend: DigestBackend | None = None) -> list[Digest]:
+    """Return the BLAKE3-256 of each piece, computed on its device; waits once for each device, when all is queued.
+
+    The memory must not change until this returns. Of a device's memory, 32 bytes for each piece are copied to the host,
+    unless the backend is "cpu". Scratch memory is bounded, however many and long the pieces are.
+    """
+    positions: dict[torch.device, list[int]] = {}
+    for position, piece in enumerate(pieces):
+        positions.setdefault(piece.data.device, []).append(position)
+    found: dict[int, Digest] = {}
+    for device, some in positions.items():
+        compute = find_backend(backend or choose_backend(device).backend, device)
+        found.update(zip(some, compute([pieces[position] for position in some]), strict=True))
+    return [found[position] for position in range(len(pieces))]

@@ -12,11 +12,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from holdfast.digest import Digest
 from holdfast.errors import Unsupported
-from holdfast.tensors.device_digest.challenge import QueuedDigests
 from holdfast.tensors.device_digest.choice import find_kernels
-from holdfast.tensors.device_digest.pieces import DeviceBytes, DevicePiece
+from holdfast.tensors.device_digest.pieces import DeviceBytes, DevicePiece, Kernels, QueuedDigests, queue_digests
 from holdfast.tensors.device_digest.side_stream import CallerStream
-from holdfast.tensors.device_digest.tree import Kernels, queue_digests
 
 SLAB_BYTES: Final = 16 << 20
 """Memory on each device for copies of small tensors, which are hashed together."""

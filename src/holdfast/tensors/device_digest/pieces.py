@@ -1,20 +1,22 @@
-"""The bytes to hash: where they are on their device, and how they are cut into parts and batches of bounded size."""
+"""The bytes to hash on a device, cut into parts and batches; checks of a launch; and BLAKE3's tree above the leaves."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from itertools import chain
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from holdfast.errors import Unsupported
+from holdfast.digest import DIGEST_BYTES, Digest, hash_bytes
+from holdfast.errors import DeviceFault, Unsupported
 from holdfast.tensors.composite import has_own_bytes, verify_readable, verify_unwrapped
-from holdfast.tensors.device_digest.side_stream import Integers
-from holdfast.tensors.dtypes import items_per_byte
+from holdfast.tensors.device_digest.side_stream import HostLink, Integers, SideStream
 from holdfast.tensors.memory import gather_items, view_raw, view_storage
-from holdfast.tensors.spec import count_bytes
+from holdfast.tensors.spec import count_bytes, items_per_byte
 
 LEAF_BYTES: Final = 1024
 """The bytes of one leaf of BLAKE3's tree, which its specification calls a chunk."""
@@ -127,3 +129,174 @@ def group_parts(parts: Iterable[Part], leaf_scratch_bytes: int) -> Iterator[Sequ
         used += needed
     if batch:
         yield batch
+
+
+_SIZE_BYTES: Final = LEAF_BYTES + 16
+"""Two leaves, so that a pair of nodes is joined too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """Parts to hash on a device, and the digests that the CPU has computed of them."""
+
+    parts: tuple[Part, ...]
+    expected: tuple[Digest, ...]
+
+
+def make_challenge(parts: Sequence[Part], alignment: int, link: HostLink) -> Challenge:
+    """Return a challenge for the launches that hash these parts.
+
+    Kernels that treat addresses which are no multiples of `alignment` differently get one piece for each way that the
+    parts need.
+    """
+    offsets = (0,) if alignment == 1 else sorted({each for part in parts for each in _find_offsets(part, alignment)})
+    # From the system: torch's generators belong to the training.
+    data = os.urandom(_SIZE_BYTES + max(offsets))
+    memory = DeviceBytes.from_memory(link.upload(np.frombuffer(bytearray(data), dtype=np.uint8)))
+    spans = [(start, start + _SIZE_BYTES) for start in offsets]
+    return Challenge(
+        tuple(Part(memory, *span, 0, is_piece=True) for span in spans),
+        tuple(hash_bytes(data[start:stop]) for start, stop in spans),
+    )
+
+
+def make_split_challenge(link: HostLink) -> Challenge:
+    """Return a challenge of two parts whose nodes are to be joined to one digest, like those of long pieces."""
+    data = os.urandom(_SIZE_BYTES)
+    memory = DeviceBytes.from_memory(link.upload(np.frombuffer(bytearray(data), dtype=np.uint8)))
+    first = Part(memory, 0, LEAF_BYTES, 0, is_piece=False)
+    return Challenge((first, Part(memory, LEAF_BYTES, _SIZE_BYTES, 1, is_piece=False)), (hash_bytes(data),))
+
+
+def _find_offsets(part: Part, alignment: int) -> tuple[int, ...]:
+    """Return 0 if a part's address is a multiple of `alignment`, otherwise 1; both if the address is not known yet."""
+    if part.data.is_gappy:
+        # Reading it gives a copy, or a view if this part has no gaps, which may begin anywhere.
+        return (0, 1)
+    return (min(1, (part.data.items.data_ptr() + part.start) % alignment),)
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedDigests:
+    """Digests that a device is about to compute: a row of eight words for each piece, then one for each challenge."""
+
+    nodes: torch.Tensor
+    expected: tuple[Digest, ...]
+    device: torch.device
+
+    def read(self, data: bytes) -> list[Digest]:
+        """Return the digests of the pieces from the bytes of `nodes`; raises DeviceFault if a challenge failed."""
+        found = [Digest(data[at : at + DIGEST_BYTES]) for at in range(0, len(data), DIGEST_BYTES)]
+        count = len(found) - len(self.expected)
+        if tuple(found[count:]) != self.expected:
+            raise DeviceFault(
+                f"{self.device} returned a wrong digest of random bytes: a kernel did not run, or computed something"
+                " else, so none of its digests is used. Restart the process; if it happens again, the device or its"
+                " driver is faulty, and `holdfast doctor --devices` checks it"
+            )
+        return found[:count]
+
+
+PARENT: Final = 4
+ROOT: Final = 8
+"""Flags of BLAKE3: the node has two children; the node is the digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Runs of adjacent nodes; each run is to be joined to one node, which replaces its first one."""
+
+    first_rows: Integers
+    counts: Integers
+    is_digest: Integers
+    """1 for a run whose last node is a digest, 0 for one that is a subtree."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeLevel:
+    """The pairs of nodes of one level. Nodes of a run are `stride` rows apart, so no pair overwrites another one."""
+
+    stride: int
+    first_pairs: Integers
+    """The number of each run's first pair."""
+    first_rows: Integers
+    flags: Integers
+    num_pairs: int
+
+
+class Kernels(Protocol):
+    """Hashes on one kind of device. A node is a row of eight int32 words. Nothing here may wait for the device."""
+
+    leaf_scratch_bytes: int
+    """The scratch memory that one leaf takes."""
+    alignment: int
+    """Parts whose addresses are no multiples of this take another kernel; 1 if all take the same."""
+
+    def hash_parts(self, parts: Sequence[Part], link: HostLink) -> torch.Tensor:
+        """Return one node for each part."""
+
+    def join_runs(self, nodes: torch.Tensor, runs: Runs, link: HostLink) -> torch.Tensor:
+        """Return one node for each run; may overwrite `nodes`."""
+
+
+def plan_levels(runs: Runs) -> Iterator[TreeLevel]:
+    """Yield the levels that join each run to one node, lowest first. An odd last node waits for the next level."""
+    first_rows, counts, is_digest, stride = runs.first_rows, runs.counts, runs.is_digest, 1
+    while True:
+        is_joined = counts > 1
+        first_rows, counts, is_digest = first_rows[is_joined], counts[is_joined], is_digest[is_joined]
+        if not len(counts):
+            return
+        pairs = counts // 2
+        flags = np.where((counts == 2) & (is_digest == 1), PARENT | ROOT, PARENT)
+        yield TreeLevel(stride, number_firsts(pairs), first_rows, flags, int(pairs.sum()))
+        counts = counts - pairs
+        stride *= 2
+
+
+def number_firsts(counts: Integers) -> Integers:
+    """Return the number of the first item of each group, if items are numbered through all groups."""
+    return np.cumsum(counts) - counts
+
+
+def queue_digests(pieces: Sequence[DevicePiece], kernels: Kernels, link: HostLink) -> QueuedDigests:
+    """Queue the digests of pieces on the current stream, without waiting for the device.
+
+    The memory of the pieces must not change before the device has reached what is queued here.
+    """
+    counts = np.array([count_parts(piece) for piece in pieces], dtype=np.int64)
+    parts: Iterable[Part] = cut_pieces(pieces)
+    expected: list[Digest] = []
+    is_joined = bool((counts > 1).any())
+    if is_joined:
+        split = make_split_challenge(link)
+        expected += split.expected
+        counts = np.append(counts, len(split.parts))
+        parts = chain(parts, split.parts)
+    # Zeros, so that a kernel that writes nothing leaves no digest of an earlier call.
+    nodes = torch.zeros((int(counts.sum()), 8), dtype=torch.int32, device=link.device)
+    answers: list[torch.Tensor] = []
+    row = 0
+    for batch in group_parts(parts, kernels.leaf_scratch_bytes):
+        challenge = make_challenge(batch, kernels.alignment, link)
+        found = kernels.hash_parts([*batch, *challenge.parts], link)
+        nodes[row : row + len(batch)] = found[: len(batch)]
+        answers.append(found[len(batch) :])
+        expected += challenge.expected
+        row += len(batch)
+    if is_joined:
+        nodes = kernels.join_runs(nodes, Runs(number_firsts(counts), counts, np.ones_like(counts)), link)
+    return QueuedDigests(torch.cat([nodes, *answers]), tuple(expected), link.device)
+
+
+def digest_by_tree(pieces: Sequence[DevicePiece], kernels: Kernels, device: torch.device) -> list[Digest]:
+    """Return the digest of each piece; waits for the device once, at the end.
+
+    32 bytes for each piece are copied to the host, and 32 to 64 for each challenge.
+    """
+    if not pieces:
+        return []
+    with SideStream(device) as link:
+        queued = queue_digests(pieces, kernels, link)
+        found = link.download(queued.nodes)
+    return queued.read(found.numpy().tobytes())

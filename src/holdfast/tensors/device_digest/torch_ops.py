@@ -12,9 +12,8 @@ from typing import Final
 import numpy as np
 import torch
 
-from holdfast.tensors.device_digest.pieces import LEAF_BYTES, Part
+from holdfast.tensors.device_digest.pieces import LEAF_BYTES, ROOT, Part, Runs, number_firsts, plan_levels
 from holdfast.tensors.device_digest.side_stream import HostLink, Integers
-from holdfast.tensors.device_digest.tree import ROOT, Runs, number_firsts, plan_levels
 
 _BLOCK_BYTES: Final = 64
 _START: Final = 1

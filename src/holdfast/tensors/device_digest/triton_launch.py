@@ -11,9 +11,16 @@ import torch
 import triton
 
 from holdfast.tensors.device_digest import triton_kernels
-from holdfast.tensors.device_digest.pieces import Part, find_addresses
+from holdfast.tensors.device_digest.pieces import (
+    ROOT,
+    Part,
+    Runs,
+    TreeLevel,
+    find_addresses,
+    number_firsts,
+    plan_levels,
+)
 from holdfast.tensors.device_digest.side_stream import HostLink, Integers
-from holdfast.tensors.device_digest.tree import ROOT, Runs, TreeLevel, number_firsts, plan_levels
 
 
 def is_interpreted() -> bool:

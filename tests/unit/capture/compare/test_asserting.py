@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.capture.compare.asserting import assert_runs_match
+from holdfast.capture.compare.compare import assert_runs_match
 from holdfast.capture.compare.measure import Tolerance
 from tests.kit.planted_faults import train, train_well
 

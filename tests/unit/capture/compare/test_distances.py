@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.capture.compare import distances
-from holdfast.capture.compare.distances import Measurer, TensorPair
+from holdfast.capture.compare import measure
+from holdfast.capture.compare.measure import Measurer, TensorPair
 from holdfast.capture.stored.events import Event
 from holdfast.capture.stored.runs import Run, _StoredRun
 from holdfast.errors import Corrupt, NotFound
 from holdfast.progress import ProgressUpdate
-from holdfast.snapshot.load.reused import ReusedMemory
+from holdfast.snapshot.load import ReusedMemory
 from tests.kit.hooking import Hook
 from tests.kit.planted_faults import Tiny
 from tests.kit.thinning import pair_up
@@ -62,7 +62,7 @@ def test_batches_on_any_number_of_cores_give_the_numbers_of_single_pairs(
 ) -> None:
     jobs = list_jobs(store)
     monkeypatch.setattr("holdfast.repo.engine.count_cores", lambda: cores)
-    monkeypatch.setattr(distances, "_BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(measure, "_BATCH_BYTES", batch_bytes)
 
     with Measurer(None, budget_bytes=BUDGET) as measurer:
         found = list(measurer.iter_distances(jobs))
@@ -169,7 +169,7 @@ def test_progress_ends_if_the_comparison_fails(store: holdfast.Store, hook: Hook
         raise RuntimeError("stopped")
 
     updates: list[ProgressUpdate] = []
-    hook(distances, "measure", refuse)
+    hook(measure, "measure", refuse)
     with pytest.raises(RuntimeError, match="stopped"):
         store.diff_runs("good", "bad", progress=updates.append)
 

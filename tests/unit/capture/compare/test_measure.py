@@ -24,7 +24,7 @@ from holdfast.capture.compare.measure import (
     measure_stats,
 )
 from holdfast.capture.stored.events import Stats
-from holdfast.diff import quick_blocks
+from holdfast.diff import values
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -185,7 +185,7 @@ def test_blocks_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = measure(a, b)
 
     monkeypatch.setattr(measuring, "BLOCK_ITEMS", 10)
-    monkeypatch.setattr(quick_blocks, "BLOCK_ITEMS", 10)
+    monkeypatch.setattr(values, "BLOCK_ITEMS", 10)
     found = measure(a, b)
 
     assert found.relative_l2 == pytest.approx(whole.relative_l2)

@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 
-from holdfast.capture.compare.asserting import assert_runs_match
-from holdfast.capture.compare.compare import diff_runs
+from holdfast.capture.compare.compare import assert_runs_match, diff_runs
 from tests.kit.made_runs import make_tensor_run
 from tests.kit.planted_faults import train, train_well
 

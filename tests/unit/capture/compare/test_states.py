@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.capture.compare.states import States, find_name, find_optimizer, is_setting
+from holdfast.capture.compare.classify import States, find_name, find_optimizer, is_setting
 from holdfast.capture.compare.step_graph import Standing
 from holdfast.capture.stored.events import Event, EventKind, Phase, Site
 

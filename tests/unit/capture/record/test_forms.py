@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.capture.record.forms import build_arguments, describe_form
+from holdfast.capture.record.points import build_arguments, describe_form
 from holdfast.errors import Corrupt, NotFound
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from holdfast.capture.record.observer import SettingsReader
 from holdfast.capture.record.points import find_points
-from holdfast.capture.record.settings import SettingsReader
 
 
 class Tied(nn.Module):

@@ -15,9 +15,8 @@ from typing import Any, Final
 import pytest
 
 from holdfast.capture.compare.compare import diff_runs
-from holdfast.capture.report import html
-from holdfast.capture.report.html import describe, render_html, write_html
-from holdfast.capture.report.report import Detail, Report, ReportRow, make_report
+from holdfast.capture.report import report as html
+from holdfast.capture.report.report import Detail, Report, ReportRow, describe, make_report, render_html, write_html
 from holdfast.capture.stored.events import Stats
 from holdfast.capture.stored.runs import RunFacts
 from holdfast.capture.stored.statistics import TensorSummary

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.capture.stored.events import Event, EventKind, Phase, Site
-from holdfast.capture.stored.settings import (
+from holdfast.capture.stored.events import (
+    Event,
+    EventKind,
     OptimizerSettings,
     ParameterSettings,
+    Phase,
+    Site,
     StepSettings,
     encode_model,
     encode_optimizer,

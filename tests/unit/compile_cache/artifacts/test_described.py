@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.compile_cache.artifacts.described import describe_key, explain_key
 from holdfast.compile_cache.artifacts.limits import read_stored
+from holdfast.compile_cache.artifacts.why import describe_key, explain_key
 from holdfast.objects.memory import MemoryStore
 from tests.kit.compile_artifacts import make_artifact, store_artifact
 from tests.kit.saving import new_repo

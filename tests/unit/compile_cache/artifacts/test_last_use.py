@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.compile_cache.artifacts.catalog import DAY_S
-from holdfast.compile_cache.artifacts.last_use import USES, read_uses, record_use
+from holdfast.compile_cache.artifacts.storing import USES, read_uses, record_use
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore, VirtualClock
 from holdfast.repo.handle.repository import Repository

@@ -8,7 +8,6 @@ from typing import ClassVar
 import pytest
 
 from holdfast.compile_cache.artifacts.catalog import DAY_S, StoredVariant, artifact_name, iter_variants
-from holdfast.compile_cache.artifacts.last_use import KeyUses, read_uses, record_use
 from holdfast.compile_cache.artifacts.limits import (
     CacheLimits,
     StoredKey,
@@ -18,6 +17,7 @@ from holdfast.compile_cache.artifacts.limits import (
     plan_limits,
     read_stored,
 )
+from holdfast.compile_cache.artifacts.storing import KeyUses, read_uses, record_use
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore, VirtualClock
 from holdfast.repo.handle.repository import Repository

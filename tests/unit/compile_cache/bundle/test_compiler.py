@@ -12,8 +12,7 @@ from torch._inductor.codecache import CppCodeCache
 from torch.compiler import config as compiler_config
 
 from holdfast.compile_cache.bundle import compiler as module
-from holdfast.compile_cache.bundle.compiler import BundleCompiler
-from holdfast.compile_cache.bundle.guards import SHARED_NAMES, GuardLanguage
+from holdfast.compile_cache.bundle.compiler import SHARED_NAMES, BundleCompiler, GuardLanguage
 from holdfast.compile_cache.inductor import CompiledGraph
 from tests.kit.hooking import Hook
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from holdfast.compile_cache.bundle.guards import MAX_GUARDS_CHARS, SHARED_NAMES, GuardLanguage
+from holdfast.compile_cache.bundle.compiler import MAX_GUARDS_CHARS, SHARED_NAMES, GuardLanguage
 
 LANGUAGE: Final = GuardLanguage(SHARED_NAMES | {"max"})
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from holdfast.compile_cache.bundle.lifting import lift_tensors
+from holdfast.compile_cache.bundle.compiler import lift_tensors
 from holdfast.compile_cache.key.key import make_key
 from holdfast.compile_cache.key_parts import Uncacheable
 from tests.kit.graph_keys import key_of

@@ -7,7 +7,7 @@ from types import CodeType
 
 import pytest
 
-from holdfast.compile_cache.code.bytecode import Import, Reads, read_code
+from holdfast.compile_cache.code.digest import Import, Reads, read_code
 
 
 def reads_of(body: str) -> Reads:

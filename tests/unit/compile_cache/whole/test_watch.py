@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.compile_cache.code.digest import list_parts
-from holdfast.compile_cache.whole.watch import Watch, is_same
+from holdfast.compile_cache.whole.describe import Watch, is_same
 
 
 def _double(x: int, factor: int = 2) -> int:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from holdfast.distributed.checkpoint.coverage import BoxItem, Sketch, is_covered, merge, sketch_boxes
+from holdfast.distributed.checkpoint.plan import BoxItem, Sketch, is_covered, merge, sketch_boxes
 from holdfast.repo.format.boxes import Box, slices, volume, whole
 from tests.kit.patience import measure_cpu_s
 from tests.kit.tilings import boxes_in, shapes, tilings

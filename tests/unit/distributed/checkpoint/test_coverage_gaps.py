@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.distributed.checkpoint.coverage import StoredBox, find_gaps, find_problems
+from holdfast.distributed.checkpoint.plan import StoredBox, find_gaps, find_problems
 from holdfast.repo.format.boxes import Box, slices, whole
 from tests.kit.tilings import boxes_in, shapes, tilings
 

@@ -21,8 +21,7 @@ from holdfast.repo.format.boxes import Box, is_span, overlap, slices, span_of, v
 from holdfast.repo.format.chunk import ChunkRef, Location
 from holdfast.repo.format.entry import NO_RANK, Entry, digest_snapshot
 from holdfast.repo.format.layout import MANIFESTS, ManifestRef, PartRef, manifest_key
-from holdfast.repo.format.manifest import Manifest
-from holdfast.repo.format.manifest_encoding import build_table, encode_manifest
+from holdfast.repo.format.manifest import Manifest, build_table, encode_manifest
 from holdfast.repo.format.rank_manifests import read_manifests
 from holdfast.repo.read.read_plan import Region
 from tests.kit.saving import Watched

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWriteData, WriteItem, WriteItemType
 
-from holdfast.distributed.dcp.items import Written, is_whole_here, name_piece, plan_groups
+from holdfast.distributed.dcp.writer import Written, is_whole_here, name_piece, plan_groups
 from holdfast.errors import Mismatch, Unsupported
 from holdfast.repo.write.part_writer import PlacedSource
 

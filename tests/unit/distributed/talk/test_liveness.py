@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.distributed.talk.call_ids import PeerWatch, Pulse, format_closed
 from holdfast.distributed.talk.collectives import Collectives
-from holdfast.distributed.talk.liveness import PeerWatch, Pulse, format_closed
 from holdfast.errors import RankError
 from holdfast.testing.faults import Crashed
 from tests.distributed.thread_worlds import connect, run_thread_ranks

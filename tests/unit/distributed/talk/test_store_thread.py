@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import FileStore, HashStore, TCPStore  # type: ignore[attr-defined]  # there, and not declared
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from holdfast.distributed.talk.store_thread import (
+from holdfast.distributed.talk.store_rounds import (
     PART_BYTES,
     StoreThread,
     StoreThreadLost,

@@ -11,7 +11,7 @@ from torch.utils._content_store import ContentStoreWriter
 
 import holdfast
 from holdfast.errors import BadFile
-from holdfast.formats.reading.content_folder import read_content_folder
+from holdfast.formats.reading.detect import read_content_folder
 from holdfast.repo.files import open_source_folder
 from tests.kit.checkpoints import assert_same
 

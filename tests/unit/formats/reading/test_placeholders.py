@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from holdfast.errors import BadFile, TooLarge
-from holdfast.formats.reading.placeholders import Placeholders, TensorForm, make_tensor
+from holdfast.formats.reading.found import Placeholders, TensorForm, make_tensor
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 import holdfast
 from holdfast.errors import BadFile
-from holdfast.formats.reading.pretrained import list_weights, read_folder
+from holdfast.formats.reading.safetensors_file import list_weights, read_folder
 from holdfast.repo.files import open_source_folder
 from tests.kit.checkpoints import assert_same
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 import holdfast
 from holdfast.errors import BadFile
 from holdfast.formats.reading.byte_ranges import open_file
-from holdfast.formats.reading.placeholders import Placeholders
+from holdfast.formats.reading.found import Placeholders
 from holdfast.formats.reading.safetensors_file import DTYPES, read_safetensors_file, read_tensors, read_weight_map
 from holdfast.repo.files import open_source_folder
 from tests.kit.checkpoints import assert_same, make_state, read_raw

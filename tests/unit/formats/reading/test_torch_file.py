@@ -11,7 +11,7 @@ import torch
 
 from holdfast.errors import BadFile, Untrusted
 from holdfast.formats.reading.byte_ranges import open_file
-from holdfast.formats.reading.placeholders import Placeholders
+from holdfast.formats.reading.found import Placeholders
 from holdfast.formats.reading.torch_file import is_torch_file, read_torch_object
 
 

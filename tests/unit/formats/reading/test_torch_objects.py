@@ -17,9 +17,8 @@ import torch
 
 from holdfast.errors import BadFile, Untrusted
 from holdfast.formats.reading.byte_ranges import FileBytes, open_file
-from holdfast.formats.reading.placeholders import Placeholders
-from holdfast.formats.reading.torch_file import read_torch_object
-from holdfast.formats.reading.torch_objects import TorchObjects
+from holdfast.formats.reading.found import Placeholders
+from holdfast.formats.reading.torch_file import TorchObjects, read_torch_object
 from tests.kit.checkpoints import assert_same
 
 

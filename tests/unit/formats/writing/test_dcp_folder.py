@@ -19,7 +19,7 @@ import holdfast
 from holdfast.errors import Unsupported
 from holdfast.formats.writing import dcp_folder
 from holdfast.formats.writing.dcp_folder import FlatState
-from holdfast.formats.writing.plain_values import TensorRef
+from holdfast.formats.writing.pickle_text import TensorRef
 from tests.kit.dcp_calls import ALONE
 from tests.kit.exports import assert_same, make_state
 

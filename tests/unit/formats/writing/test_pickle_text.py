@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.formats.writing.pickle_text import PickleText, call, encode_int, encode_text
-from holdfast.formats.writing.plain_values import TensorRef
+from holdfast.formats.writing.pickle_text import PickleText, TensorRef, call, encode_int, encode_text
 
 VALUES: list[Any] = [
     None,

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.formats.writing import plain_values
-from holdfast.formats.writing.plain_values import PlainTree, TensorRef, is_plain_value
+from holdfast.formats.writing import pickle_text
+from holdfast.formats.writing.pickle_text import PlainTree, TensorRef, is_plain_value
 from holdfast.formats.writing.plan import select_tree
 
 Convert = Callable[..., tuple[Any, dict[str, str]]]
@@ -73,7 +73,7 @@ def test_long_texts_and_bytes_are_read(convert: Convert) -> None:
 
 
 def test_a_value_that_is_too_long_for_memory_is_left_out(convert: Convert, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_values, "_MAX_VALUE_BYTES", 10_000)
+    monkeypatch.setattr(pickle_text, "_MAX_VALUE_BYTES", 10_000)
 
     found, left_out = convert({"text": "x" * 10_001, "n": 1})
 

@@ -14,7 +14,7 @@ import holdfast
 from holdfast.formats.writing.plan import plan_tensors, select_tree
 from holdfast.formats.writing.snapshot_tensor import PieceReader, SnapshotTensor, iter_slabs
 from holdfast.repo.format.boxes import Box, whole
-from holdfast.snapshot.load.opened import Opened
+from holdfast.snapshot.opened import Opened
 from tests.kit.exports import damage_packs, read_bytes
 
 SMALL_BUDGET = 16 << 20

@@ -11,7 +11,7 @@ import torch
 
 import holdfast
 from holdfast.formats.writing.plan import TensorPlan, plan_tensors, select_tree
-from holdfast.formats.writing.storages import StoragePlan, plan_storages
+from holdfast.formats.writing.torch_file import StoragePlan, plan_storages
 
 Plan = Callable[[Any], tuple[TensorPlan, StoragePlan]]
 

@@ -6,10 +6,9 @@ import torch
 
 from holdfast.digest import hash_bytes
 from holdfast.formats.receipt import CastErrors, TensorDigest
-from holdfast.formats.writing.copying import Copied
+from holdfast.formats.writing.copying import Copied, make_receipt_tensor
 from holdfast.formats.writing.plan import PlannedTensor
 from holdfast.formats.writing.snapshot_tensor import SnapshotTensor
-from holdfast.formats.writing.work import make_receipt_tensor
 from holdfast.tensors.spec import TensorSpec
 
 SOURCE = TensorDigest("float32", (2,), hash_bytes(b"before"))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from holdfast.errors import BadName, StoreError
-from holdfast.objects.cloud import credentials
-from holdfast.objects.cloud.credentials import find_provider
+from holdfast.objects.cloud import client
+from holdfast.objects.cloud.client import find_provider
 from tests.kit.s3_server import S3Server
 from tests.unit.objects.cloud.servers import open_cloud
 
@@ -94,7 +94,7 @@ def test_without_credentials_obstore_asks_the_machine() -> None:
 
 
 def test_a_profile_without_boto3_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credentials, "find_spec", lambda name: None)
+    monkeypatch.setattr(client, "find_spec", lambda name: None)
 
     with pytest.raises(BadName, match="pip install boto3"):
         find_provider({"profile": "team"})

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from holdfast.objects.cloud.server_clock import ServerClock
+from holdfast.objects.cloud.cloud_store import ServerClock
 from holdfast.objects.protocol import ObjectInfo
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.errors import StoreError
 from holdfast.objects.blocks import LentBlock
-from holdfast.objects.cloud.upload import CloudUpload
+from holdfast.objects.cloud.cloud_store import CloudUpload
 
 
 class Puts:

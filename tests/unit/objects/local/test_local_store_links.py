@@ -12,8 +12,8 @@ import pytest
 
 from holdfast.errors import NotFound, StoreError
 from holdfast.objects.local.local_store import LocalStore
-from holdfast.objects.local.naming import TEMP_PREFIX
 from holdfast.objects.local.probe import probe_directory
+from holdfast.objects.local.upload import TEMP_PREFIX
 from holdfast.objects.url import locate_store_root
 from tests.cli.runs import digest_tree
 from tests.kit.scripted_files import open_descriptors

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.objects.local.files import PosixFiles
-from holdfast.objects.local.lock import LockWait, StoreLock
+from holdfast.objects.local.local_store import LockWait, StoreLock
 from tests.kit.scripted_files import open_descriptors
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.objects.local.nofollow import open_directory
+from holdfast.objects.local.files import open_directory
 from tests.kit.scripted_files import open_descriptors
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.objects.local.files import PosixFiles
-from holdfast.objects.local.page_cache import CacheShare, find_available_memory
+from holdfast.objects.local.files import CacheShare, PosixFiles, find_available_memory
 
 MEMORY = "MemTotal:       1000 kB\nMemFree:         10 kB\nMemAvailable:    800 kB\nHugePages_Total:   0\n"
 KIB = 1 << 10

@@ -17,7 +17,7 @@ from holdfast.repo.format.entry import (
     find_shape,
     repeat_rows,
 )
-from holdfast.repo.format.manifest_encoding import encode_manifest
+from holdfast.repo.format.manifest import encode_manifest
 from holdfast.repo.format.source import BytesSource
 
 PACK = "a" * 24 + "-" + "b" * 16

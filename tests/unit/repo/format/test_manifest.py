@@ -19,8 +19,7 @@ from holdfast.repo.format.chunk import CHUNK_BYTES, ChunkRef, Location
 from holdfast.repo.format.columns import ColumnType
 from holdfast.repo.format.entry import Entry, digest_entry, digest_snapshot
 from holdfast.repo.format.layout import ManifestRef, manifest_key
-from holdfast.repo.format.manifest import INLINE, Manifest, decode_manifest, read_head, read_manifest
-from holdfast.repo.format.manifest_encoding import encode_manifest
+from holdfast.repo.format.manifest import INLINE, Manifest, decode_manifest, encode_manifest, read_head, read_manifest
 from tests.kit.forging import HONEST, forge_manifest, moved, seal_manifest
 from tests.kit.saving import PACK_ID, flip, inline_ref, new_repo, noise, packed_ref, save_bytes
 
@@ -312,7 +311,7 @@ def test_a_manifest_whose_chunks_are_all_the_same_is_read_back() -> None:
 
 
 def test_what_could_not_be_read_back_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.repo.format.manifest_encoding.MAX_TABLE_BYTES", 100)
+    monkeypatch.setattr("holdfast.repo.format.manifest.MAX_TABLE_BYTES", 100)
     with pytest.raises(TooLarge, match="too large for one manifest"):
         encode_manifest(None, HONEST)
 

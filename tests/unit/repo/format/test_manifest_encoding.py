@@ -12,8 +12,7 @@ from holdfast.errors import Corrupt
 from holdfast.json_text import Json
 from holdfast.repo.format.chunk import BLOSC2, DELTA, RAW, Base, ChunkRef, Location
 from holdfast.repo.format.entry import ChunkRows, Entry, EntryRows
-from holdfast.repo.format.manifest import Manifest, decode_manifest
-from holdfast.repo.format.manifest_encoding import build_table, encode_manifest
+from holdfast.repo.format.manifest import Manifest, build_table, decode_manifest, encode_manifest
 from holdfast.repo.format.source import BytesSource
 
 PACKS = [f"{number:024x}-{number:016x}" for number in range(3)]

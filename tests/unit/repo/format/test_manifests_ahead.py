@@ -8,8 +8,14 @@ from holdfast.errors import Corrupt, NotFound
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.entry import Entry
 from holdfast.repo.format.layout import ManifestRef, manifest_key
-from holdfast.repo.format.manifests_ahead import iter_manifests, iter_needs, take_read
-from holdfast.repo.format.rank_manifests import Manifests, read_manifests, read_needs
+from holdfast.repo.format.rank_manifests import (
+    Manifests,
+    iter_manifests,
+    iter_needs,
+    read_manifests,
+    read_needs,
+    take_read,
+)
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.names.snapshots import read_snapshot
 from holdfast.repo.write.transaction import ManifestPart

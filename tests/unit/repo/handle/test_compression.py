@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.objects.memory import MemoryStore
-from holdfast.repo.format.codecs.codec import CodecLevel
+from holdfast.repo.format.codec import CodecLevel
 from holdfast.repo.handle.compression import (
     LEAST_PACK_BYTES,
     PRIORS,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from holdfast.objects.memory import MemoryStore
-from holdfast.repo.handle.remembered import RecentSnapshots
+from holdfast.repo.handle.repository import RecentSnapshots
 from tests.kit.saving import new_repo, save_bytes, snapshot_of
 
 
 def test_few_prefixes_are_remembered(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.repo.handle.remembered._RECENT_PREFIXES", 2)
+    monkeypatch.setattr("holdfast.repo.handle.repository._RECENT_PREFIXES", 2)
     repo = new_repo(store)
     recent = RecentSnapshots()
     for name in ("a/1", "b/1", "a/2", "c/1"):

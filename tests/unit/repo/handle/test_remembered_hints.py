@@ -6,8 +6,7 @@ import pytest
 
 from holdfast.digest import hash_bytes
 from holdfast.objects.memory import MemoryStore
-from holdfast.repo.handle.remembered import HINTED_BYTES, ChangeHints
-from holdfast.repo.handle.repository import open_repository
+from holdfast.repo.handle.repository import HINTED_BYTES, ChangeHints, open_repository
 from tests.kit.saving import MIB, load_bytes, noise, only_pack, save_bytes
 
 
@@ -20,7 +19,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(len(data))
         return hash_bytes(data)
 
-    monkeypatch.setattr("holdfast.repo.handle.remembered.hash_bytes", count)
+    monkeypatch.setattr("holdfast.repo.handle.repository.hash_bytes", count)
     return sizes
 
 
@@ -67,7 +66,7 @@ def test_memory_that_changes_while_it_is_hashed_is_not_remembered(monkeypatch: p
         return digest
 
     with monkeypatch.context() as patch:
-        patch.setattr("holdfast.repo.handle.remembered.hash_bytes", hash_and_change)
+        patch.setattr("holdfast.repo.handle.repository.hash_bytes", hash_and_change)
         hints.hash("x", 0, memoryview(data))
     data[5] ^= 1
     assert hints.hash("x", 0, memoryview(data)) == hash_bytes(data)
@@ -75,7 +74,7 @@ def test_memory_that_changes_while_it_is_hashed_is_not_remembered(monkeypatch: p
 
 
 def test_when_too_much_is_remembered_all_is_forgotten(monkeypatch: pytest.MonkeyPatch, hashed: list[int]) -> None:
-    monkeypatch.setattr("holdfast.repo.handle.remembered._LIMIT", 2)
+    monkeypatch.setattr("holdfast.repo.handle.repository._LIMIT", 2)
     hints, data = ChangeHints(), memoryview(noise(MIB))
     for start in (0, 1, 2, 0):
         hints.hash("x", start, data)

@@ -18,8 +18,7 @@ from holdfast.objects.memory import MemoryStore
 from holdfast.objects.protocol import ObjectInfo
 from holdfast.repo.format.chunk import Location
 from holdfast.repo.format.source import BytesSource
-from holdfast.repo.handle.remembered import SAMPLE_SHARE, TRUST_S, VerifiedChunks
-from holdfast.repo.handle.repository import Repository, open_repository
+from holdfast.repo.handle.repository import SAMPLE_SHARE, TRUST_S, Repository, VerifiedChunks, open_repository
 from holdfast.repo.read.reader import Verify, open_snapshot
 from holdfast.repo.write.existing import ExistingChunks
 from holdfast.repo.write.writer import Request, WriteOptions, save
@@ -93,7 +92,7 @@ def test_every_copy_is_read_by_one_in_so_many_saves_and_not_all_by_the_same() ->
 
 
 def test_when_too_many_places_are_remembered_all_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.repo.handle.remembered._LIMIT", 2)
+    monkeypatch.setattr("holdfast.repo.handle.repository._LIMIT", 2)
     proven = VerifiedChunks()
     for offset in range(3):
         proven.add(place("a", offset), version="v")
@@ -118,7 +117,7 @@ class Reading(MemoryStore):
 @pytest.fixture
 def unsampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """No save reads a sample."""
-    monkeypatch.setattr("holdfast.repo.handle.remembered.SAMPLE_SHARE", 1 << 62)
+    monkeypatch.setattr("holdfast.repo.handle.repository.SAMPLE_SHARE", 1 << 62)
 
 
 @pytest.mark.usefixtures("unsampled")
@@ -313,7 +312,7 @@ def test_rot_is_found_again_once_the_trust_is_over(monkeypatch: pytest.MonkeyPat
     repo = new_repo(store)
     save_bytes(repo, "run/1", {"x": data})
     store.decay(only_pack(store), pack_of(repo, "run/1", "x").offset + 10)
-    monkeypatch.setattr("holdfast.repo.handle.remembered.TRUST_S", 0.0)
+    monkeypatch.setattr("holdfast.repo.handle.repository.TRUST_S", 0.0)
     assert save_bytes(repo, "run/2", {"x": data}).new_bytes == MIB
     assert load_bytes(repo, "run/2") == {"x": data}
 

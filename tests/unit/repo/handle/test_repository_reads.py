@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.objects.local.local_store import LocalStore
-from holdfast.objects.local.naming import FileNamer
+from holdfast.objects.local.upload import FileNamer
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.latest import read_latest
-from holdfast.repo.names.listed import list_user_names
-from holdfast.repo.names.record_cache import RecordCache
+from holdfast.repo.names.listed import RecordCache, list_user_names
 from holdfast.repo.names.roots import read_live
-from holdfast.repo.names.snapshots import iter_names, read_snapshot
-from holdfast.repo.names.tags import iter_tags
+from holdfast.repo.names.snapshots import iter_names, iter_tags, read_snapshot
 from holdfast.repo.upkeep.check import Checker
 from holdfast.repo.upkeep.collect import plan_collect, verify_may_collect
 from holdfast.repo.upkeep.usage import read_usage

@@ -15,8 +15,7 @@ from holdfast.digest import hash_bytes
 from holdfast.objects.memory import MemoryStore, VirtualClock
 from holdfast.repo.format.layout import ManifestRef, generation_key, new_file_id, new_lease_id, snapshot_stem
 from holdfast.repo.names.latest import MAX_AHEAD_S, find_latest, read_latest
-from holdfast.repo.names.listed import list_user_names
-from holdfast.repo.names.record_cache import RecordCache
+from holdfast.repo.names.listed import RecordCache, list_user_names
 from holdfast.repo.names.snapshots import CommittedSnapshot, commit_snapshot, delete_snapshot, read_name
 from tests.kit.rounds import count_rounds
 from tests.kit.waiting_store import WaitingStore
@@ -179,7 +178,10 @@ PREFIXES = st.sampled_from(["", "", "run/", "run/a", "@own/", "no/"])
 def test_both_ways_agree_on_every_history(first: int, events: list[Event], again: list[Event], prefix: str) -> None:
     ledger, cache = Ledger(), RecordCache()
     # With one record at first, a short history is enough for several batches.
-    with patch("holdfast.repo.names.latest._FIRST", first), patch("holdfast.repo.names.latest._GROWTH", 1 + first // 2):
+    with (
+        patch("holdfast.repo.names.latest._FIRST", first),
+        patch("holdfast.repo.names.latest._BATCH_GROWTH", 1 + first // 2),
+    ):
         for part in (events, again):
             for event in part:
                 happen(ledger, event)

@@ -11,8 +11,7 @@ from holdfast.objects.memory import MemoryStore
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import generation_key, snapshot_stem
 from holdfast.repo.handle.repository import init_repository
-from holdfast.repo.names.listed import list_user_names
-from holdfast.repo.names.record_cache import RecordCache
+from holdfast.repo.names.listed import RecordCache, list_user_names
 from holdfast.repo.names.snapshots import DamagedName, delete_snapshot, iter_user_names
 from holdfast.testing.faults import FaultyStore
 from tests.kit.committed import commit, make_committed

@@ -7,7 +7,7 @@ import pytest
 from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.record import encode_record
-from holdfast.repo.names.marks import read_bad_packs, read_marked
+from holdfast.repo.names.leases import read_bad_packs, read_marked
 from tests.kit.saving import PACK_ID, Watched, rot
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.objects.protocol import ObjectInfo
-from holdfast.repo.names.record_cache import CachedRecord, RecordCache
+from holdfast.repo.names.listed import CachedRecord, RecordCache
 from tests.kit.committed import make_committed
 
 INFO = ObjectInfo("snapshots/00/a@00000000", 500, 0.0, "v1")

@@ -11,8 +11,7 @@ from holdfast.repo.format.layout import generation_key, lease_stem, manifest_key
 from holdfast.repo.format.record import encode_record
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.roots import DeadRecords, read_leases, read_live
-from holdfast.repo.names.snapshots import delete_snapshot
-from holdfast.repo.names.tags import delete_tag, set_tag
+from holdfast.repo.names.snapshots import delete_snapshot, delete_tag, set_tag
 from tests.kit.saving import misplaced_keys, noise, record_key, replace_object, rot, save_bytes, snapshot_of
 from tests.kit.standing import LEASE_ID, data_keys, put_under_lease, show_lease
 

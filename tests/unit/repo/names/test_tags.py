@@ -10,8 +10,7 @@ from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.layout import generation_key, tag_stem
 from holdfast.repo.format.record import encode_record
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import DamagedName
-from holdfast.repo.names.tags import Tag, delete_tag, iter_tags, read_tag, set_tag
+from holdfast.repo.names.snapshots import DamagedName, Tag, delete_tag, iter_tags, read_tag, set_tag
 from tests.kit.saving import keys, rot, save_bytes, snapshot_of
 
 

@@ -13,9 +13,9 @@ from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.protocol import ObjectStore
 from holdfast.repo.format.layout import SNAPSHOTS
-from holdfast.repo.names.record_cache import RecordCache
+from holdfast.repo.names.latest import NameWatch
+from holdfast.repo.names.listed import RecordCache
 from holdfast.repo.names.snapshots import read_snapshot
-from holdfast.repo.names.watch import NameWatch
 from holdfast.store import Store
 from tests.kit.hooking import Hook
 from tests.kit.waiting_store import WaitingStore

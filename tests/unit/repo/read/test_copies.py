@@ -10,7 +10,7 @@ from holdfast.repo.format.chunk import ChunkRef, Location
 from holdfast.repo.format.pack import PackBuilder
 from holdfast.repo.handle.index import write_fragment
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.read.copies import Copies, iter_footers
+from holdfast.repo.read.any_copy import Copies, iter_footers
 from tests.kit.saving import Watched, append_run, keys, new_repo, noise, rot
 
 DATA = noise(5000)

@@ -10,8 +10,8 @@ import pytest
 from holdfast.objects.cloud.cloud_store import CloudStore
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.chunk import CHUNK_BYTES
-from holdfast.repo.read.read_ahead import ReadAhead
 from holdfast.repo.read.reader import SnapshotReader
+from holdfast.repo.read.stream import ReadAhead
 from tests.kit.rounds import count_rounds
 from tests.kit.s3_server import S3Server, serve_s3
 from tests.kit.saving import MIB, Watched, new_repo, noise, save_bytes, snapshot_of

@@ -14,13 +14,12 @@ from holdfast.objects.protocol import ObjectInfo, ObjectStore
 from holdfast.repo.format.chunk import ChunkRef
 from holdfast.repo.format.entry import Entry, digest_snapshot
 from holdfast.repo.format.layout import ManifestRef, manifest_key, new_file_id, pack_key
-from holdfast.repo.format.manifest_encoding import encode_manifest
-from holdfast.repo.format.manifests_ahead import iter_manifests
+from holdfast.repo.format.manifest import encode_manifest
 from holdfast.repo.format.pack import PackBuilder
+from holdfast.repo.format.rank_manifests import iter_manifests
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import CommittedSnapshot, commit_snapshot, delete_snapshot
-from holdfast.repo.upkeep.check import Checker
-from holdfast.repo.upkeep.findings import Finding
+from holdfast.repo.upkeep.check import Checker, Finding
 from tests.kit.saving import (
     MIB,
     Watched,

@@ -7,7 +7,7 @@ from typing import NoReturn
 import pytest
 
 from holdfast.objects.memory import MemoryStore
-from holdfast.repo.format import manifests_ahead
+from holdfast.repo.format import rank_manifests
 from holdfast.repo.upkeep.check import Checker
 from tests.faults.scenario import FIRST, save_content
 from tests.kit.hooking import Hook
@@ -20,7 +20,7 @@ def test_no_memory_for_a_manifest_is_no_finding(hook: Hook) -> None:
     def fail(*_: object) -> NoReturn:
         raise MemoryError
 
-    hook(manifests_ahead, "read_manifest", fail)
+    hook(rank_manifests, "read_manifest", fail)
 
     with pytest.raises(MemoryError):
         list(Checker(store).iter_findings())

@@ -15,10 +15,8 @@ from holdfast.repo.format.record import encode_record
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.generations import create_generation
 from holdfast.repo.names.leases import EXPIRE_S, Lease
-from holdfast.repo.names.snapshots import delete_snapshot
-from holdfast.repo.names.tags import set_tag
-from holdfast.repo.upkeep.check_records import Roots, check_records
-from holdfast.repo.upkeep.findings import Finding, Tally
+from holdfast.repo.names.snapshots import delete_snapshot, set_tag
+from holdfast.repo.upkeep.check import Finding, Roots, Tally, check_records
 from tests.kit.saving import (
     PACK_ID,
     Watched,

@@ -26,8 +26,7 @@ from holdfast.repo.handle.index import ChunkIndex
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.generations import create_generation
 from holdfast.repo.names.leases import EXPIRE_S, Lease
-from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot
-from holdfast.repo.names.tags import delete_tag, set_tag
+from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot, delete_tag, set_tag
 from holdfast.repo.upkeep.collect import STALE_LISTING_S, Rules, collect, plan_collect
 from tests.kit.saving import (
     PACK_ID,
@@ -322,7 +321,7 @@ def test_a_mark_stays_while_what_it_names_is_needed_again(repo: Repository, dead
 def test_more_dead_files_than_a_mark_can_name_go_too(
     repo: Repository, dead: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.repo.upkeep.sweep.MARK_KEYS", 1)
+    monkeypatch.setattr("holdfast.repo.upkeep.collect.MARK_KEYS", 1)
     lease = Lease(repo.store, purpose="slow")
     outcome = collect_now(repo.store)
     assert (outcome.pending_marks, outcome.pending_bytes) == (

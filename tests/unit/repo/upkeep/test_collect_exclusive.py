@@ -14,8 +14,7 @@ from holdfast.repo.format.layout import LEASES, MARKS, PACKS, pack_key
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.leases import Lease
 from holdfast.repo.names.snapshots import delete_snapshot
-from holdfast.repo.upkeep.collect import Rules, collect
-from holdfast.repo.upkeep.sweep import read_waiting
+from holdfast.repo.upkeep.collect import Rules, collect, read_waiting
 from tests.kit.saving import Watched, keys, load_bytes, new_repo, noise, pack_of, save_bytes
 from tests.kit.standing import LEASE_ID, data_keys, put_mark, show_lease
 

@@ -14,8 +14,7 @@ from holdfast.errors import Corrupt
 from holdfast.objects.memory import MemoryStore, VirtualClock
 from holdfast.repo.format.layout import ManifestRef
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot
-from holdfast.repo.names.tags import Tag, set_tag
+from holdfast.repo.names.snapshots import CommittedSnapshot, Tag, delete_snapshot, set_tag
 from holdfast.repo.upkeep.prune import (
     Best,
     Keep,

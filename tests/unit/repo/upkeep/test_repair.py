@@ -8,8 +8,7 @@ from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.layout import BAD, INDEX, LEASES, PACKS, TAGS, manifest_key, pack_key
 from holdfast.repo.handle.index import ChunkIndex
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
-from holdfast.repo.names.tags import set_tag
+from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot, set_tag
 from holdfast.repo.upkeep.check import Checker
 from holdfast.repo.upkeep.repair import Action, RepairPlan, apply_repair, plan_repair, rebuild_index
 from tests.kit.saving import (

@@ -10,12 +10,11 @@ import pytest
 from holdfast.digest import fingerprint, hash_bytes
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.protocol import ObjectStore
-from holdfast.repo.engine import Engine
+from holdfast.repo.engine import Engine, Stages
 from holdfast.repo.format.chunk import UNIT_BYTES, Location
 from holdfast.repo.format.layout import pack_key
 from holdfast.repo.format.pack import HEADER, Footer, PackBuilder, PackedChunk, read_footer
-from holdfast.repo.stages import Stages
-from holdfast.repo.upkeep.scrub import PackSection, Scrubbed, Scrubber, cut_pack
+from holdfast.repo.upkeep.check import PackSection, Scrubbed, Scrubber, cut_pack
 from tests.kit.saving import MIB, PACK_ID, Watched, append_run, iter_gaps, noise, rot
 
 KEY = pack_key(PACK_ID)

@@ -9,10 +9,9 @@ from holdfast.objects.memory import MemoryStore, VirtualClock
 from holdfast.repo.format.layout import MANIFESTS, MARKS, MAX_GENERATION, PACKS, manifest_key, pack_key
 from holdfast.repo.format.record import MAX_RECORD_BYTES, encode_record
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.names.leases import EXPIRE_S, Lease
-from holdfast.repo.names.marks import read_marked
+from holdfast.repo.names.leases import EXPIRE_S, Lease, read_marked
 from holdfast.repo.names.roots import Live, read_leases, read_live
-from holdfast.repo.upkeep.sweep import (
+from holdfast.repo.upkeep.collect import (
     MARK_KEYS,
     fence,
     fence_stale_leases,
@@ -39,7 +38,7 @@ def test_a_published_mark_is_read_by_writers_and_collectors(store: MemoryStore, 
 
 
 def test_more_files_than_fit_into_one_mark_need_several(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.repo.upkeep.sweep.MARK_KEYS", 2)
+    monkeypatch.setattr("holdfast.repo.upkeep.collect.MARK_KEYS", 2)
     dead = {f"{PACKS}{'0' * 24}-{number:016x}" for number in range(5)}
     for key in dead:
         store.create(key, b"dead")

@@ -23,7 +23,7 @@ from holdfast.repo.format.layout import (
     new_write_id,
     pack_key,
 )
-from holdfast.repo.format.manifest_encoding import encode_manifest
+from holdfast.repo.format.manifest import encode_manifest
 from holdfast.repo.handle.repository import Repository, open_repository
 from holdfast.repo.names.snapshots import commit_snapshot
 from holdfast.repo.upkeep.check import Checker

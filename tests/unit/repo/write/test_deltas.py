@@ -16,7 +16,7 @@ from holdfast.repo.handle.config import read_config
 from holdfast.repo.handle.repository import open_repository
 from holdfast.repo.names.snapshots import delete_snapshot, read_snapshot
 from holdfast.repo.read.reader import SnapshotReader, Verify
-from holdfast.repo.write.deltas import DeltaEncoder
+from holdfast.repo.write.encoding import DeltaEncoder
 from holdfast.repo.write.writer import Request, WriteOptions, save
 from tests.kit.deltas import DELTA_CONFIGS, SIZE, bases, delta_repo, save_step, trained
 from tests.kit.encoded import codecs, halves

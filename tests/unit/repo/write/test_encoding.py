@@ -7,11 +7,11 @@ from itertools import count
 import pytest
 
 from holdfast.objects.memory import MemoryStore
+from holdfast.repo.engine import Stages
 from holdfast.repo.format.chunk import BLOSC2, RAW
-from holdfast.repo.format.codecs.codec import LEAST_BYTES
+from holdfast.repo.format.codec import LEAST_BYTES
 from holdfast.repo.format.source import BytesSource, cut_sources
 from holdfast.repo.handle.compression import LEAST_PACK_BYTES, Compression, Speeds
-from holdfast.repo.stages import Stages
 from holdfast.repo.write.encoding import ChunkEncoder
 from tests.kit.encoded import CONFIGS, codecs, halves, save_encoded
 from tests.kit.saving import MIB, keys, load_bytes, new_repo, noise

@@ -12,12 +12,11 @@ from holdfast.digest import Buffer, hash_bytes
 from holdfast.errors import HoldfastError
 from holdfast.json_text import Json
 from holdfast.objects.memory import MemoryStore
-from holdfast.repo.engine import Engine
+from holdfast.repo.engine import Engine, Stages
 from holdfast.repo.format.chunk import CHUNK_BYTES, Location
 from holdfast.repo.format.pack import HEADER, parse_pack_key, read_footer
 from holdfast.repo.format.source import BytesSource, SourceChunk, cut_sources
 from holdfast.repo.handle.repository import Repository
-from holdfast.repo.stages import Stages
 from holdfast.repo.write.fill import Hasher
 from holdfast.repo.write.writer import Request, save
 from tests.kit.saving import MIB, iter_gaps, keys, load_bytes, noise, only_pack, read_entries, save_bytes

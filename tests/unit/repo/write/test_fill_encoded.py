@@ -9,7 +9,7 @@ import pytest
 from holdfast.errors import SourceChanged, StoreFull
 from holdfast.objects.memory import MemoryStore, MemoryUpload
 from holdfast.repo.format.chunk import BLOSC2, CHUNK_BYTES, RAW
-from holdfast.repo.format.codecs.codec import CodecLevel, encode
+from holdfast.repo.format.codec import CodecLevel, encode
 from holdfast.repo.format.pack import LINE_BYTES
 from holdfast.repo.format.source import BytesSource
 from holdfast.repo.handle.compression import Compression

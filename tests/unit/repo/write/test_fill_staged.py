@@ -19,11 +19,10 @@ from holdfast.objects.local import block_io
 from holdfast.objects.local.local_store import LocalStore
 from holdfast.objects.local.upload import LocalUpload
 from holdfast.objects.memory import MemoryStore
-from holdfast.repo.engine import Engine
+from holdfast.repo.engine import Engine, Stages
 from holdfast.repo.format.pack import PAGE_BYTES, NewChunk, PackBuilder, read_footer
 from holdfast.repo.format.source import BytesSource, SourceChunk, cut_sources
 from holdfast.repo.handle.repository import MIN_BUDGET_BYTES, Repository, open_repository
-from holdfast.repo.stages import Stages
 from holdfast.repo.write.fill import Hasher
 from holdfast.repo.write.writer import Request, save
 from tests.kit.saving import MIB, PACK_ID, iter_gaps, keys, load_bytes, new_repo, save_bytes
@@ -136,7 +135,7 @@ def test_after_new_bytes_the_next_are_expected_to_be_new(
     local: Repository, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.repo.engine.count_cores", lambda: 1)
-    monkeypatch.setattr("holdfast.repo.write.shares.UNIT_BYTES", 4 * MIB)
+    monkeypatch.setattr("holdfast.repo.write.packing.UNIT_BYTES", 4 * MIB)
     save_bytes(local, "before", {"x": b"1" * 1000})
     data = noise(24 * MIB, 1)
     save_bytes(local, "a", {"x": data})

@@ -18,8 +18,7 @@ from holdfast.repo.format.pack import NewChunk, parse_pack_key, read_footer
 from holdfast.repo.handle.index import ChunkIndex
 from holdfast.repo.handle.repository import MIN_BUDGET_BYTES, Repository, open_repository
 from holdfast.repo.names.leases import RENEW_S, Lease
-from holdfast.repo.write.packing import Packer
-from holdfast.repo.write.shares import plan_shares
+from holdfast.repo.write.packing import Packer, plan_shares
 from holdfast.testing.faults import Fault, FaultyStore
 from tests.kit.patience import PATIENCE_S
 from tests.kit.saving import keys, load_bytes, noise, save_bytes

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import DEFAULT_BUDGET_BYTES, MIN_BUDGET_BYTES
-from holdfast.repo.write.shares import Shares, plan_shares
+from holdfast.repo.write.packing import Shares, plan_shares
 
 MIB: Final = 1 << 20
 BUCKET: Final = replace(MemoryStore().traits, upload_bytes=64 * MIB, requests_at_once=64)

@@ -19,12 +19,10 @@ from holdfast.repo.format.layout import LEASES, MANIFESTS, MARKS, PACKS, SNAPSHO
 from holdfast.repo.format.pack import NewChunk
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names import leases
-from holdfast.repo.names.leases import EXPIRE_S, RENEW_S
-from holdfast.repo.names.marks import ABANDONED_S
+from holdfast.repo.names.leases import ABANDONED_S, EXPIRE_S, RENEW_S
 from holdfast.repo.names.roots import is_settled, read_leases
 from holdfast.repo.names.snapshots import CommittedSnapshot, NameState, read_name
-from holdfast.repo.upkeep.collect import Rules, collect
-from holdfast.repo.upkeep.sweep import fence
+from holdfast.repo.upkeep.collect import Rules, collect, fence
 from holdfast.repo.write.transaction import Draft, ManifestPart, SnapshotContent, Transaction
 from tests.faults.hooked_store import HookedStore, nth, once
 from tests.kit.hooking import Hook

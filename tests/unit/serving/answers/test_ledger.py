@@ -8,14 +8,14 @@ import pytest
 
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.protocol import ObjectStore
-from holdfast.repo.format import manifests_ahead
+from holdfast.repo.format import rank_manifests
 from holdfast.repo.format.layout import ManifestRef
 from holdfast.repo.format.manifest import Manifest, read_manifest
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.roots import read_live
 from holdfast.repo.names.snapshots import delete_snapshot
 from holdfast.repo.upkeep.usage import read_freed_bytes, read_usage
-from holdfast.serving.answers.ledger import ChunkLedger, LedgerReader
+from holdfast.serving.answers.sharing import ChunkLedger, LedgerReader
 from tests.kit.saving import new_repo, save_bytes
 
 
@@ -78,12 +78,16 @@ def test_manifests_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
         reads.append(ref.manifest_id)
         return read_manifest(store, ref)
 
-    monkeypatch.setattr(manifests_ahead, "read_manifest", read_one)
+    def read_counted() -> ChunkLedger:
+        with monkeypatch.context() as patch:
+            patch.setattr(rank_manifests, "read_manifest", read_one)
+            return reader.read(read_live(repo.store).current)
+
     reader = LedgerReader(repo)
-    assert len(reader.read(read_live(repo.store).current).snapshots) == 3
+    assert len(read_counted().snapshots) == 3
     save_bytes(repo, "run/3", {"x": noise(0)})
     delete_snapshot(repo.store, "run/1")
-    ledger = reader.read(read_live(repo.store).current)
+    ledger = read_counted()
 
     assert len(reads) == len(set(reads)) == 4
     assert {each.name for each in ledger.snapshots} == {"run/0", "run/2", "run/3"}

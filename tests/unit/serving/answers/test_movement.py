@@ -13,9 +13,9 @@ import torch
 import holdfast
 from holdfast.diff.facts import LeafFacts
 from holdfast.errors import BadName
+from holdfast.serving.answer import parse_request
 from holdfast.serving.answers.movement import choose_series, find_layer, make_grouping
-from holdfast.serving.listing import WatchedListing
-from holdfast.serving.request import parse_request
+from holdfast.serving.remembered import WatchedListing
 from holdfast.serving.routes import API, StoreApi
 
 

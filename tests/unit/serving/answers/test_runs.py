@@ -11,8 +11,8 @@ import pytest
 import holdfast
 from holdfast.cli.main import main
 from holdfast.errors import NotFound
+from holdfast.serving.answer import parse_request
 from holdfast.serving.answers.runs import compare_runs, list_runs
-from holdfast.serving.request import parse_request
 from holdfast.serving.routes import API, REPORTS, StoreApi
 from tests.kit.recordings import Recording, write_recorded
 

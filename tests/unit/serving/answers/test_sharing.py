@@ -14,15 +14,15 @@ from holdfast.errors import BadName, NotFound
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.snapshots import delete_snapshot
-from holdfast.serving.answers.ledger import LedgerReader
 from holdfast.serving.answers.sharing import (
+    LedgerReader,
     StoreSpace,
     describe_pairs,
     describe_shares,
     describe_usage,
     read_space,
 )
-from holdfast.serving.listing import WatchedListing
+from holdfast.serving.remembered import WatchedListing
 from tests.kit.compile_artifacts import make_artifact, store_artifact
 from tests.kit.recordings import Recording, write_recorded
 from tests.kit.saving import new_repo, save_bytes

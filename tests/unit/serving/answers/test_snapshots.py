@@ -20,7 +20,7 @@ from holdfast.serving.answers.snapshots import (
     find_named,
     read_sizes,
 )
-from holdfast.serving.listing import StoreState, WatchedListing
+from holdfast.serving.remembered import StoreState, WatchedListing
 from tests.kit.saving import new_repo, save_bytes
 
 

@@ -13,7 +13,8 @@ from holdfast.repo.handle.repository import Repository
 from holdfast.repo.names.roots import read_live
 from holdfast.repo.names.snapshots import delete_snapshot
 from holdfast.repo.write.transaction import Transaction
-from holdfast.serving.answers.ledger import LedgerReader
+from holdfast.serving.answer import parse_request
+from holdfast.serving.answers.sharing import LedgerReader
 from holdfast.serving.answers.upkeep import (
     PlannedPrune,
     describe_activity,
@@ -23,7 +24,6 @@ from holdfast.serving.answers.upkeep import (
     parse_keep,
     plan_prune,
 )
-from holdfast.serving.request import parse_request
 from tests.kit.s3_server import serve_s3
 from tests.kit.saving import new_repo, save_bytes
 from tests.kit.standing import collect_now

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-import holdfast.snapshot.into.apply_plan
+import holdfast.snapshot.into.load_into
 from holdfast.errors import Mismatch, OutOfMemory, Unsupported
-from holdfast.snapshot.into.apply_plan import delaying_signals
+from holdfast.snapshot.into.load_into import delaying_signals
 from holdfast.store import Store
 from tests.kit.hooking import Hook
 from tests.kit.loading import bytes_of, noise
@@ -157,7 +157,7 @@ def test_too_little_memory_is_refused_before_anything_is_read(store: Store, monk
     store.save("x", {"a": noise(1000)})
     target = {"a": torch.zeros(1000)}
     monkeypatch.setattr(
-        holdfast.snapshot.into.swap, "read_memory_facts", lambda path: {"MemAvailable": 3000, "SwapFree": 500}
+        holdfast.snapshot.into.in_place, "read_memory_facts", lambda path: {"MemAvailable": 3000, "SwapFree": 500}
     )
 
     with pytest.raises(OutOfMemory, match=r"needs 4000 bytes of new memory .*: 3000 bytes are available") as caught:
@@ -174,7 +174,7 @@ def test_memory_that_torch_refuses_is_told_as_such(store: Store, hook: Hook) -> 
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory\nand more")
 
     store.save("x", {"a": noise(1000)})
-    hook(holdfast.snapshot.into.swap, "new_memory", refuse)
+    hook(holdfast.snapshot.into.in_place, "new_memory", refuse)
 
     with pytest.raises(
         OutOfMemory, match=r"a second copy of the target: DefaultCPUAllocator: can't allocate memory. No"

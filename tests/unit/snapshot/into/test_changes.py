@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 import holdfast
-import holdfast.snapshot.into.swap
+import holdfast.snapshot.into.in_place
 from holdfast.digest import hash_bytes
 from holdfast.errors import Corrupt, Mismatch, OutOfMemory
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.layout import PACKS
-from holdfast.snapshot.into.changes import hash_memory
+from holdfast.snapshot.into.load_into import hash_memory
 from holdfast.store import Store
 from tests.kit.tensors import raw_bytes
 
@@ -321,7 +321,7 @@ def test_memory_for_the_changes_is_checked_before_anything_changes(
     store.save("v/1", old)
     store.load_into("v/1", target)
     store.save("v/2", make_tree(5))
-    monkeypatch.setattr(holdfast.snapshot.into.swap, "read_memory_facts", lambda path: {"MemAvailable": 3000})
+    monkeypatch.setattr(holdfast.snapshot.into.in_place, "read_memory_facts", lambda path: {"MemAvailable": 3000})
 
     with pytest.raises(OutOfMemory, match=r"since= needs \d+ bytes of new memory for a second copy of what changes: 3"):
         store.load_into("v/2", target, since="v/1")

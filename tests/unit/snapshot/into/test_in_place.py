@@ -12,7 +12,7 @@ from holdfast.errors import Mismatch
 from holdfast.objects.memory import MemoryStore
 from holdfast.repo.format.entry import Entry
 from holdfast.snapshot.into.in_place import copy_into
-from holdfast.snapshot.load.opened import Opened
+from holdfast.snapshot.opened import Opened
 from holdfast.store import OpenOptions, Store
 from holdfast.tensors.storage import free_storage, is_allocated
 from tests.kit.capabilities import needs_torch

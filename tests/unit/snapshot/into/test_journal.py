@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from holdfast.errors import StoreError
-from holdfast.snapshot.into.journal import AddressRange, Journal, Overwritten, WrittenLeaf
+from holdfast.snapshot.into.plan import AddressRange, Journal, Overwritten, WrittenLeaf
 
 
 def leaf(key: str, *spans: tuple[int, int], is_tensor: bool = True) -> WrittenLeaf:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from holdfast.errors import Mismatch
-from holdfast.snapshot.into.named import NamedModule, NamedOptimizer
+from holdfast.snapshot.into.match import NamedModule, NamedOptimizer
 
 
 def make_optimizer() -> NamedOptimizer:

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from holdfast.snapshot.into import swap as swapping
-from holdfast.snapshot.into.swap import Swap
+from holdfast.snapshot.into import in_place as swapping
+from holdfast.snapshot.into.in_place import Swap
 from tests.kit.hooking import hooked
 
 REAL_COPY = swapping._copy

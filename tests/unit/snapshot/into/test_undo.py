@@ -18,7 +18,7 @@ from holdfast.snapshot.into.undo import (
     keep_optimizer,
     keep_tensors,
 )
-from holdfast.tensors.sharding.sharded import PerRank
+from holdfast.tensors.sharding import PerRank
 from holdfast.tensors.storage import alloc_storage, free_storage, is_allocated
 
 

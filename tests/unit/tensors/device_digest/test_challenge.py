@@ -9,12 +9,19 @@ import torch
 
 from holdfast.digest import hash_bytes
 from holdfast.errors import DeviceFault
-from holdfast.tensors.device_digest import pieces, tree
-from holdfast.tensors.device_digest.challenge import make_challenge, make_split_challenge
-from holdfast.tensors.device_digest.pieces import DeviceBytes, DevicePiece, Part
+from holdfast.tensors.device_digest import pieces
+from holdfast.tensors.device_digest import pieces as tree
+from holdfast.tensors.device_digest.pieces import (
+    DeviceBytes,
+    DevicePiece,
+    Part,
+    Runs,
+    digest_by_tree,
+    make_challenge,
+    make_split_challenge,
+)
 from holdfast.tensors.device_digest.side_stream import HostLink
 from holdfast.tensors.device_digest.torch_ops import TorchKernels
-from holdfast.tensors.device_digest.tree import Runs, digest_by_tree
 from tests.kit.device_digests import CPU, make_memory
 
 DATA = bytes(range(250)) * 40

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from holdfast.digest import hash_bytes
 from holdfast.errors import Unsupported
 from holdfast.tensors.device_digest import choice
-from holdfast.tensors.device_digest.choice import DigestBackend
-from holdfast.tensors.device_digest.digests import digest, digest_pieces
+from holdfast.tensors.device_digest.choice import DigestBackend, digest, digest_pieces
 from tests.kit import device_digests
 from tests.kit.device_digests import CPU, piece_lists
 from tests.tensor_zoo import DTYPES, make_bytes, make_items

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from holdfast.tensors.device_digest.tree import PARENT, ROOT, Runs, TreeLevel, number_firsts, plan_levels
+from holdfast.tensors.device_digest.pieces import PARENT, ROOT, Runs, TreeLevel, number_firsts, plan_levels
 
 
 def _list_pairs(level: TreeLevel) -> list[tuple[int, int]]:

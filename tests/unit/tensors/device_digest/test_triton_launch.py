@@ -15,8 +15,7 @@ pytest.importorskip("triton", reason="needs Triton, which `make device-test` ins
 import triton
 
 from holdfast.errors import DeviceFault
-from holdfast.tensors.device_digest.choice import choose_backend, find_backend
-from holdfast.tensors.device_digest.digests import digest
+from holdfast.tensors.device_digest.choice import choose_backend, digest, find_backend
 from holdfast.tensors.device_digest.triton_launch import TritonKernels, is_interpreted
 from tests.kit import device_digests
 from tests.kit.device_digests import CPU, piece_lists

@@ -1,1 +1,0 @@
-"""Verbs that help to type commands: help pages, and completion in shells."""

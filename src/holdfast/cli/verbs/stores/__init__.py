@@ -1,1 +1,0 @@
-"""The verbs that work with a second store: `copy`, `repair` and `mirror`."""

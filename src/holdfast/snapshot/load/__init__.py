@@ -1,1 +1,0 @@
-"""Loading a tree of state into new memory."""

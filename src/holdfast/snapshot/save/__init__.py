@@ -1,1 +1,0 @@
-"""Saving a tree of state, in the foreground or in the background."""

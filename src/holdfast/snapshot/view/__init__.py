@@ -1,1 +1,0 @@
-"""Reading parts of a snapshot without loading all of it."""

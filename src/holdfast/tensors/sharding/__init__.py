@@ -1,1 +1,0 @@
-"""Sharded tensors: which boxes of a global tensor a rank has."""
