@@ -56,7 +56,7 @@ def find_left(verb: Verb, store: ObjectStore) -> list[str]:
         left += [f"dead records {records}" for records in live.dead_records]
         left += [f"mark {info.key}" for info in store.list(MARKS)]
         # One that was fenced after its commit explains why what it replaced stays.
-        fenced = [lease for lease in read_leases(store).values() if lease.standing == "fenced"]
+        fenced = [lease for lease in read_leases(store).values() if lease.state == "fenced"]
         left += [f"lease {lease.lease_id}" for lease in read_leases(store).values() if lease not in fenced]
     if verb is REPACK:
         left += [f"victim {pack}" for pack in plan_repack(open_repository(store), live.current).victims]

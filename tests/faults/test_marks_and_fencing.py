@@ -308,7 +308,7 @@ def test_a_save_that_is_interrupted_while_it_commits_keeps_its_lease_and_its_fil
         save_content(HookedStore(store, before=fail_at("snapshots/")), "b", NEW)
     files = keys(store, MANIFESTS) + keys(store, PACKS)
     collect(store, Rules(min_age_s=0.0))
-    assert [lease.standing for lease in read_leases(store).values()] == ["live"]
+    assert [lease.state for lease in read_leases(store).values()] == ["live"]
     assert keys(store, MANIFESTS) + keys(store, PACKS) == files
     assert len(files) == 4
 

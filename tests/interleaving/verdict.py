@@ -96,7 +96,7 @@ def iter_left(store: MemoryStore, *, is_exact: bool = True) -> Iterator[str]:
     # A mark stays while anything that it names does, for some save may have needed that after all.
     useful = {mark.stem for mark in iter_marks(store) if any(is_present(store, key) for key in mark.keys)}
     yield from (f"{stem} is left" for stem, _ in iter_stems(store, MARKS) if stem not in useful)
-    if any(lease.standing != "fenced" for lease in read_leases(store).values()):
+    if any(lease.state != "fenced" for lease in read_leases(store).values()):
         yield f"{list(iter_stems(store, LEASES))} are left"
     if not is_exact:
         return

@@ -308,9 +308,7 @@ class RepositoryMachine(RuleBasedStateMachine):
         assert {mark.stem for mark in iter_marks(self.store) if needed.intersection(mark.keys)} == {
             stem for stem, _ in iter_stems(self.store, MARKS)
         }
-        assert {lease.standing for lease in read_leases(self.store).values()} <= {"fenced"}, list(
-            self.store.list(LEASES)
-        )
+        assert {lease.state for lease in read_leases(self.store).values()} <= {"fenced"}, list(self.store.list(LEASES))
         self.every_name_shows_what_the_dict_holds()
 
 

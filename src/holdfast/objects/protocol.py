@@ -148,7 +148,7 @@ class Upload(ABC):
         self.abort()
 
 
-class KeptReads:
+class PageCacheReads:
     """The reads of one caller, whose bytes stay in the memory of the system while there is room."""
 
     def __init__(self, read_into: ReadInto) -> None:
@@ -288,9 +288,9 @@ class ObjectStore(ABC):
         self.read_into(key, start, data)
         return data
 
-    def keep_reads(self) -> KeptReads:
+    def keep_reads(self) -> PageCacheReads:
         """Begin the reads of bytes that are likely to be wanted again, by this process or another one."""
-        return KeptReads(self.read_into)
+        return PageCacheReads(self.read_into)
 
     def use_cache(self, cache: DiskCache | None) -> None:  # noqa: B027 - the default
         """Let those who read snapshots use `cache`; does nothing if the store is as fast as a cache."""

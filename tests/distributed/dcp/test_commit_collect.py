@@ -70,7 +70,7 @@ def store(path: Path) -> Iterator[holdfast.Store]:
 
 
 def list_leases(store: holdfast.Store) -> list[str]:
-    return [lease.standing for lease in read_leases(store.repository.store).values()]
+    return [lease.state for lease in read_leases(store.repository.store).values()]
 
 
 def fence_all(store: holdfast.Store, purpose: str) -> None:

@@ -33,9 +33,9 @@ from holdfast.objects.local.upload import (
 )
 from holdfast.objects.protocol import (
     PAGE_LIMIT,
-    KeptReads,
     ObjectInfo,
     ObjectStore,
+    PageCacheReads,
     ReadInto,
     StoreTraits,
     is_key,
@@ -535,7 +535,7 @@ class LocalStore(ObjectStore):
         return StoreError(f"cannot read {self._path(key)}: {error.strerror}", key=key, code=error.errno)
 
 
-class LocalReads(KeptReads):
+class LocalReads(PageCacheReads):
     """Reads that leave their bytes in the page cache, and bypass it when their share of the memory is used up."""
 
     def __init__(self, store: LocalStore, share: CacheShare | None) -> None:

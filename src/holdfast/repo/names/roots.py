@@ -37,10 +37,8 @@ from holdfast.repo.names.generations import (
     read_newest,
     read_record,
 )
-from holdfast.repo.names.leases import read_marked
+from holdfast.repo.names.leases import LeaseState, read_marked
 from holdfast.repo.names.snapshots import CommittedSnapshot, NameState, parse_snapshot
-
-LeaseStanding = Literal["gone", "live", "released", "fenced"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ class LeaseView:
 
     lease_id: str
     generations: tuple[int, ...]
-    standing: LeaseStanding
+    state: LeaseState
     renewed_s: float
     """When its newest generation was created, by the store's clock."""
     purpose: str = ""
@@ -58,7 +56,7 @@ class LeaseView:
     @property
     def is_live(self) -> bool:
         """Whether its save may be running; a lease that cannot be read counts as live."""
-        return self.standing == "live"
+        return self.state == "live"
 
     @property
     def is_exhausted(self) -> bool:
@@ -109,16 +107,16 @@ def _view_lease(stem: str, infos: Mapping[int, ObjectInfo], highest: ReadRecord)
         return None
     if not isinstance(highest.error, Corrupt | NewerFormat | None):
         raise highest.error
-    standing: LeaseStanding = "live"
+    state: LeaseState = "live"
     purpose = host = ""
     generations = tuple(infos)
     try:
         if highest.fields:
-            standing = judge_standing(highest.fields.text("state"), lowest=generations[0])
+            state = classify_lease(highest.fields.text("state"), lowest=generations[0])
             purpose, host = highest.fields.text("purpose"), highest.fields.text("host")
     except Corrupt:
         pass
-    return LeaseView(stem.removeprefix(LEASES), generations, standing, infos[generations[-1]].modified_s, purpose, host)
+    return LeaseView(stem.removeprefix(LEASES), generations, state, infos[generations[-1]].modified_s, purpose, host)
 
 
 def read_live(store: ObjectStore) -> Live:
@@ -201,7 +199,7 @@ def _keep_roots(chain: _Chain, leases: dict[str, LeaseView], live: Live) -> set[
         snapshot = parse_snapshot(fields)
         (live.superseded if position else live.current).append(snapshot)
         lease = leases.get(snapshot.lease_id)
-        if lease is None or lease.standing == "released":
+        if lease is None or lease.state == "released":
             break
     return kept
 
@@ -216,7 +214,7 @@ def _verify_needed(
     """Return the files that a root needs, as read from its manifests; raises if these must exist and do not."""
     lease = leases.get(snapshot.lease_id)
     # A fenced save may have died before it withdrew its record. Its files may be gone; older records are roots as well.
-    if needed or (lease and lease.standing == "fenced"):
+    if needed or (lease and lease.state == "fenced"):
         return needed
     stem = snapshot_stem(snapshot.name)
     if read_newest(store, stem).generation != snapshot.generation:
@@ -231,8 +229,8 @@ def _verify_needed(
     )
 
 
-def judge_standing(state: str, *, lowest: int) -> LeaseStanding:
-    """Return the standing of a lease from the state of its highest generation and the number of its lowest.
+def classify_lease(state: str, *, lowest: int) -> LeaseState:
+    """Return the state of a lease from the state of its highest generation and the number of its lowest.
 
     A fence without the generations below it was created while the owner, which had released the lease, was deleting
     its files.
@@ -242,8 +240,8 @@ def judge_standing(state: str, *, lowest: int) -> LeaseStanding:
     return "released" if state == "released" else "live"
 
 
-def read_standing(store: ObjectStore, lease_id: str) -> LeaseStanding:
-    """Return the standing of a lease. Only released leases lose their files, so "gone" means that it was released."""
+def read_lease_state(store: ObjectStore, lease_id: str) -> LeaseState | Literal["gone"]:
+    """Return the state of a lease. Only released leases lose their files, so "gone" means that it was released."""
     if not lease_id:
         return "gone"
     stem = lease_stem(lease_id)
@@ -252,18 +250,18 @@ def read_standing(store: ObjectStore, lease_id: str) -> LeaseStanding:
         try:
             fields = read_record(store, generation_key(stem, generation))
         except NotFound:
-            return read_standing(store, lease_id)  # it is being deleted: read again
+            return read_lease_state(store, lease_id)  # it is being deleted: read again
         except (Corrupt, NewerFormat):
             return "live"
         if fields is None:
             return "live"  # torn by a power loss: its state is unknown, so collectors wait for it
-        return judge_standing(fields.text("state"), lowest=generations[0])
+        return classify_lease(fields.text("state"), lowest=generations[0])
     return "gone"
 
 
 def is_settled(store: ObjectStore, snapshot: CommittedSnapshot) -> bool:
     """Return whether the lease of `snapshot` was released: then its save cannot withdraw it any more."""
-    return read_standing(store, snapshot.lease_id) in ("gone", "released")
+    return read_lease_state(store, snapshot.lease_id) in ("gone", "released")
 
 
 RollbackTarget = CommittedSnapshot | Literal["undecided"] | None

@@ -16,7 +16,7 @@ from holdfast.digest import Digest, fingerprint, hash_bytes
 from holdfast.errors import Corrupt, DigestMismatch, NotFound, SnapshotGone, StoreError
 from holdfast.objects.blocks import PAGE_BYTES, BlockPool
 from holdfast.objects.disk_cache import DiskCache
-from holdfast.objects.protocol import KeptReads, ReadInto
+from holdfast.objects.protocol import PageCacheReads, ReadInto
 from holdfast.progress import LockedProgress, Progress
 from holdfast.repo.engine import Engine
 from holdfast.repo.format.chunk import CHUNK_BYTES, UNIT_BYTES, ChunkRef, verify_chunk
@@ -101,7 +101,7 @@ class SnapshotReader:
         self.budget_bytes = repo.budget_bytes
         traits = repo.store.traits
         self._lends = traits.lends_reads
-        self._reads = repo.store.keep_reads() if keep else KeptReads(repo.store.read_into)
+        self._reads = repo.store.keep_reads() if keep else PageCacheReads(repo.store.read_into)
         self.ahead_bytes = min(traits.requests_at_once * traits.wait_bytes, max(UNIT_BYTES, repo.budget_bytes // 4))
         """How many bytes to read before a caller asks for them, with all requests that can wait at the same time; 0 if
         requests do not wait."""

@@ -381,12 +381,12 @@ class _Collection:
             self._remove_broken_marks(is_exclusive=True)
             # Saves wait for this lock, so roots are read only if needed: if a fenced save committed and then died, its
             # fence must be kept, because only the fence explains a record whose files may be missing.
-            has_fenced = any(lease.standing == "fenced" for lease in leases.values())
+            has_fenced = any(lease.state == "fenced" for lease in leases.values())
             explained = read_live(self._store).committed_under if has_fenced else set()
             # A fenced save on another host may only be suspended; without its fence it would renew its lease.
             here = socket.gethostname()
             dead = {lease.lease_id for lease in leases.values() if lease.host == here} - explained
-            ended = [each for each in leases.values() if each.standing != "fenced" or each.lease_id in dead]
+            ended = [each for each in leases.values() if each.state != "fenced" or each.lease_id in dead]
             self._delete_leases(ended)
             return True
 
@@ -495,8 +495,8 @@ class _Collection:
             self._outcome.records += len(keys)
 
     def _remove_leases(self) -> None:
-        """Delete the files of released leases; those of fenced ones must be kept (see `roots.read_standing`)."""
-        self._delete_leases([lease for lease in read_leases(self._store).values() if lease.standing == "released"])
+        """Delete the files of released leases; those of fenced ones must be kept (see `roots.read_lease_state`)."""
+        self._delete_leases([lease for lease in read_leases(self._store).values() if lease.state == "released"])
 
     def _delete_leases(self, leases: Sequence[LeaseView]) -> None:
         """Delete the files of leases, the highest generation of each last, so that none seems alive again."""

@@ -205,7 +205,7 @@ def save(
     try:
         with make_hasher(repo, request.options.compression) as hasher:
             job = _prepare(repo, request, ranks, hasher)
-            result = _find_same(job)
+            result = _hash_and_compare(job)
             if result is None:
                 _open_store(job)
                 result = _write(job, transaction, progress)
@@ -309,7 +309,7 @@ def _read_listed_name(repo: Repository, name: str) -> tuple[NameState, Sequence[
     return state, listed
 
 
-def _find_same(job: _Job) -> SaveResult | None:
+def _hash_and_compare(job: _Job) -> SaveResult | None:
     """Return the result of an earlier save of the same content and metadata; raise NameInUse if they differ.
 
     Returns None if the save has to run: the name is free or may be overwritten, or its snapshot has the same content

@@ -116,7 +116,7 @@ def describe_activity(repo: Repository) -> dict[str, Json]:
         "leases": [
             {
                 "id": lease.lease_id,
-                "standing": lease.standing,
+                "standing": lease.state,
                 "purpose": lease.purpose,
                 "host": lease.host,
                 "renewed": format_utc(lease.renewed_s),

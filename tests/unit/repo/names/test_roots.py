@@ -36,7 +36,7 @@ def test_the_newest_generation_decides_the_standing_of_a_lease(
     for state in states:
         show_lease(store, state)
     lease = read_leases(store)[LEASE_ID]
-    assert lease.standing == standing
+    assert lease.state == standing
     assert lease.generations == tuple(range(len(states)))
     assert lease.is_live == (standing == "live")
     assert lease.purpose == "save 'x'"

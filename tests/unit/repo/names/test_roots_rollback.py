@@ -13,9 +13,9 @@ from holdfast.repo.names.roots import (
     is_settled,
     iter_needed,
     read_deleted,
+    read_lease_state,
     read_live,
     read_rollback_target,
-    read_standing,
 )
 from holdfast.repo.names.snapshots import CommittedSnapshot, delete_snapshot, read_name
 from tests.kit.saving import Watched, noise, pack_of, record_key, replace_object, save_bytes, snapshot_of
@@ -38,11 +38,11 @@ def save_twice(repo: Repository, states: list[str]) -> None:
 def test_a_lease_stands_as_its_newest_generation_says(store: MemoryStore, states: list[str], standing: str) -> None:
     for state in states:
         show_lease(store, state)
-    assert read_standing(store, LEASE_ID) == standing
+    assert read_lease_state(store, LEASE_ID) == standing
 
 
 def test_no_lease_at_all_has_ended_well(store: MemoryStore) -> None:
-    assert read_standing(store, "") == "gone"
+    assert read_lease_state(store, "") == "gone"
 
 
 def delete_and_read(repo: Repository, states: list[str]) -> CommittedSnapshot | None:
@@ -90,7 +90,7 @@ def test_a_damaged_record_below_a_deletion_shows_nothing(repo: Repository) -> No
 def test_a_lease_that_cannot_be_read_is_waited_for(store: MemoryStore, data: bytes) -> None:
     show_lease(store, "released")
     store.create(f"leases/{LEASE_ID}@00000001", data)
-    assert read_standing(store, LEASE_ID) == "live"
+    assert read_lease_state(store, LEASE_ID) == "live"
 
 
 class Forgetting(Watched):
@@ -103,7 +103,7 @@ class Forgetting(Watched):
 
 def test_a_lease_removed_while_it_is_read_is_gone(store: MemoryStore) -> None:
     show_lease(store, "released")
-    assert read_standing(Forgetting(store), LEASE_ID) == "gone"
+    assert read_lease_state(Forgetting(store), LEASE_ID) == "gone"
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_one_that_lives_blocks_until_it_has_shown_nothing_for_long(store: Memory
     ]
     clock.advance(1)
     assert fence_stale_leases(store, [lease.lease_id], expire_s=EXPIRE_S) == []
-    assert read_leases(store)[lease.lease_id].standing == "fenced"
+    assert read_leases(store)[lease.lease_id].state == "fenced"
 
 
 def test_a_lease_that_is_renewed_at_the_same_moment_is_not_fenced(store: MemoryStore) -> None:

@@ -64,7 +64,7 @@ def test_parts_become_visible_when_another_process_commits_them(ready: Repositor
 
 def test_the_lease_of_a_part_stays_until_it_is_ended(ready: Repository) -> None:
     part = write_part(ready, "a", [make_group("x", X), make_group("y", Y)], purpose="part")
-    assert [lease.standing for lease in read_leases(ready.store).values()] == ["live"]
+    assert [lease.state for lease in read_leases(ready.store).values()] == ["live"]
 
     commit_parts(ready, "a", part)
     end_lease(ready.store, part.lease_id)

@@ -185,7 +185,7 @@ def test_a_save_that_is_interrupted_when_its_record_is_there_keeps_its_fence(
     with pytest.raises(KeyboardInterrupt), Transaction(repo, purpose="save") as transaction:
         commit(transaction, repo)
     assert not is_settled(store, snapshot_of(ready, "a"))
-    assert [lease.standing for lease in read_leases(store).values()] == ["fenced"]
+    assert [lease.state for lease in read_leases(store).values()] == ["fenced"]
 
 
 @pytest.mark.parametrize(("name", "prefix"), [("create", SNAPSHOTS), ("create", LEASES), ("delete", LEASES)])
@@ -430,7 +430,7 @@ def test_a_lease_that_is_given_up_and_cannot_be_removed_is_released(store: Memor
 
     with Transaction(new_repo(HookedStore(store, before=refuse)), purpose="save"):
         pass
-    assert [lease.standing for lease in read_leases(store).values()] == ["released"]
+    assert [lease.state for lease in read_leases(store).values()] == ["released"]
 
 
 def test_an_overtaken_save_that_was_fenced_keeps_its_fence(store: MemoryStore, ready: Repository) -> None:
@@ -443,5 +443,5 @@ def test_an_overtaken_save_that_was_fenced_keeps_its_fence(store: MemoryStore, r
     repo = new_repo(HookedStore(store, after=once("create", SNAPSHOTS, overtake)))
     with pytest.raises(NameInUse), Transaction(repo, purpose="save") as transaction:
         commit(transaction, repo)
-    assert [lease.standing for lease in read_leases(store).values()] == ["fenced"]
+    assert [lease.state for lease in read_leases(store).values()] == ["fenced"]
     assert load_bytes(ready, "a") == {"x": b"theirs"}
