@@ -6,9 +6,9 @@ So this module must not use private names of torch that other versions lack.
 
 To support another version, add it to `_KNOWN` and to `COMPILERS` there. Then run the tests with that version.
 `test_inductor_review.py` reports names of torch that nobody has reviewed. Check for each of them whether it belongs in
-one of these lists: operators (`code/operators.py`), tables that user code can change (`code/torch_tables.py`),
-attributes of custom operators (`key/ops.py`), settings (`key/settings.py`), annotations and in-place functions
-(`key/cacheability.py`), and metadata of graphs (`key/graph.py`).
+one of these lists: operators (`code/known.py`), tables that user code can change (`code/torch_tables.py`),
+attributes of custom operators (`key/ops.py`), settings (`key/settings.py`), annotations, in-place functions
+and metadata of graphs (`key/graph.py`).
 """
 
 from __future__ import annotations

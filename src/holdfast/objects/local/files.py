@@ -180,7 +180,7 @@ class Files(Protocol):
     """The filesystem calls of a local store, each as atomic and durable as POSIX makes it; they raise plain OSErrors.
 
     No call follows a symbolic link below the root of the store, in any component of a path. It raises the OSError of
-    `nofollow.link_error`, or acts on the link itself.
+    `link_error`, or acts on the link itself.
     """
 
     def create_file(self, path: str) -> int:

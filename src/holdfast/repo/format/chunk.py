@@ -19,7 +19,7 @@ RAW: Final = 0
 BLOSC2: Final = 1
 """The codec of chunks that are stored as a chunk of Blosc2; see `codec`."""
 DELTA: Final = 2
-"""The codec of chunks that are stored as their difference from another chunk, the base; see `delta`."""
+"""The codec of chunks that are stored as their difference from another chunk, the base; see `codec`."""
 WHOLE: Final = (RAW, BLOSC2)
 """The codecs of chunks that can be read without another chunk. A base has one of these."""
 

@@ -26,7 +26,7 @@ OPERATIONS: Final = ("read", "write", "collect")
 CODEC_FEATURE: Final = "codec-blosc2"
 """A store needs it once a chunk may have been encoded; see `codec`."""
 DELTA_FEATURE: Final = "delta-xor"
-"""A store needs it once a chunk may have been stored as a delta; see `delta`."""
+"""A store needs it once a chunk may have been stored as a delta; see `codec`."""
 KNOWN_FEATURES: Final = frozenset({CODEC_FEATURE, DELTA_FEATURE})
 LIKELY: Final = (1, 2)
 """The generations of the config in most stores: the first one is written once more, to confirm it; a codec is declared
