@@ -1,12 +1,14 @@
-"""Raw filesystem calls: the type of the filesystem that contains a path."""
+"""Raw filesystem calls: the type of the filesystem that contains a path, and what is made durable."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from holdfast.objects.local.files import PosixFiles, find_mount_type
+from tests.kit.hooking import Hook
 
 MOUNTS = """\
 22 1 259:1 / / rw,relatime shared:1 - ext4 /dev/root rw
@@ -35,3 +37,12 @@ def test_the_filesystem_type_is_that_of_the_deepest_mount(path: str, kind: str) 
 
 def test_this_machine_knows_the_type_of_its_filesystem(tmp_path: Path) -> None:
     assert PosixFiles().read_filesystem_type(str(tmp_path / "absent"))
+
+
+def test_a_directory_is_synced_by_its_own_handle(tmp_path: Path, hook: Hook) -> None:
+    synced: list[int] = []
+    hook(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_ino))
+
+    PosixFiles(str(tmp_path)).sync_directory(str(tmp_path))
+
+    assert synced == [tmp_path.stat().st_ino]
