@@ -140,6 +140,10 @@ class _Package(ModuleType):
             value.__class__ = _Package
         super().__setattr__(name, value)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the name: Ray and Dask send functions to other processes with the modules that these refer to."""
+        return import_module, (self.__name__,)
+
 
 sys.modules[__name__].__class__ = _Package
 

@@ -8,11 +8,13 @@ from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from multiprocessing import get_context
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import holdfast
+from holdfast import integrations
 from holdfast import store as store_module
 from holdfast.errors import ReadOnlyStore, StoreError, Unsupported
 from holdfast.store import OpenOptions, Store
@@ -116,3 +118,8 @@ def test_a_store_pickles_as_its_place_and_options(tmp_path: Path) -> None:
     assert again.repository.budget_bytes == 32 << 20
     with pytest.raises(StoreError, match=r"memory://.* belongs to the process that opened it; use a path"):
         pickle.dumps(holdfast.open("memory://"))
+
+
+@pytest.mark.parametrize("package", [holdfast, integrations], ids=lambda package: package.__name__)
+def test_a_package_is_pickled_by_its_name_for_functions_that_refer_to_it(package: ModuleType) -> None:
+    assert pickle.loads(pickle.dumps(package)) is package
